@@ -20,10 +20,12 @@ CONTEXTS = {context.command_path: context for context in iter_contexts(root_cont
 COMMANDS = {path: context.command for path, context in CONTEXTS.items()}
 EVERY_COMMAND = pytest.mark.parametrize("path", COMMANDS)
 EXAMPLES = [(path, example) for path, command in COMMANDS.items() for example in split_help(command)[1]]
-# Examples that need a network, an optional package, a published model, or minutes; they are parsed and not run.
+# Examples that need a network, an optional package, a published model, or minutes, or that run until they are
+# interrupted; they are parsed and not run.
 PARSED_ONLY = (
     *("triform demo", "triform compare", "triform reproduce", "triform convert", "triform data get"),
     *("triform data check", "triform tokenizer import", "triform vectors evaluate", "triform vectors map"),
+    *("triform studio", "triform serve"),  # tests/serving runs them
 )
 SMALL = " --set model.d_model=16 --set model.n_layers=1 --set model.n_heads=2 --max-steps 2 --device cpu"
 

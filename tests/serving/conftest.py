@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
 from triform.launch import train
+from triform.serving import ServerOptions, create_app
+
+Connect = Callable[[ServerOptions], TestClient]
 
 WORDS = ("amber", "birch", "cedar", "dune", "ember")
 MODEL = {"d_model": 16, "n_layers": 2, "n_heads": 2, "dropout": 0.0}
@@ -40,3 +46,10 @@ def runs_folder(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         out = folder / "seeds" / f"seed-{seed}"
         train("classify", data=data_folder / "rows.tsv", out=out, seed=seed, **shared)
     return folder
+
+
+@pytest.fixture(scope="module")
+def connect() -> Iterator[Connect]:
+    """Start servers inside the test process: `connect(ServerOptions(...)).get("/health")`."""
+    with ExitStack() as stack:
+        yield lambda options: stack.enter_context(TestClient(create_app(options), base_url="http://127.0.0.1:8000"))

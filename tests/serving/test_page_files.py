@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from triform.serving import ServerOptions, create_app
+from triform.serving import ServerOptions
 from triform.serving.page_files import load_page_files
 
 MAX_COMPRESSED_BYTES = 200_000
 
 
 @pytest.fixture
-def client() -> TestClient:
-    return TestClient(create_app(ServerOptions(page=True)))
+def client(connect: Any) -> TestClient:
+    return connect(ServerOptions(page=True))
 
 
 def test_the_page_is_served_with_a_strict_policy_and_without_inline_code(client: TestClient) -> None:
@@ -70,8 +71,8 @@ def test_no_other_file_is_served(client: TestClient, name: str) -> None:
     assert client.get(f"/page/{name}").status_code == 404
 
 
-def test_a_server_without_the_page_does_not_serve_it() -> None:
-    assert TestClient(create_app(ServerOptions())).get("/").status_code == 404
+def test_a_server_without_the_page_does_not_serve_it(connect: Any) -> None:
+    assert connect(ServerOptions()).get("/").status_code == 404
 
 
 def test_the_licence_of_the_vendored_library_is_included() -> None:

@@ -136,3 +136,4 @@ def _print_scoreboard(rows: list[ScoreboardRow], page: Path) -> None:
     echo(f'  triform predict {folder}/classify "I expected the keyboard to be faulty, and it was not."')
     echo(f'  triform predict {folder}/generate "One summer day Anna"')
     echo(f'  triform predict {folder}/translate "twenty-one"')
+    echo(f"  triform studio {folder}")

@@ -31,7 +31,9 @@ from triform.cli.help import HelpCommand, HelpGroup
 from triform.cli.params import params
 from triform.cli.predict import predict
 from triform.cli.reproduce import reproduce
+from triform.cli.serve import serve
 from triform.cli.settings import settings
+from triform.cli.studio import studio
 from triform.cli.tokenizer import tokenizer
 from triform.cli.train import train
 from triform.cli.usage import describe_url, describe_usage_error
@@ -45,7 +47,7 @@ OUT_OF_MEMORY_PATTERN = re.compile(
     "allocate memory|not enough memory|bad_alloc|size calculation overflowed|multiplication overflow"
 )
 COMMANDS: dict[str, tuple[Any, ...]] = {
-    "Train and use models": (train, predict, evaluate, explain, convert),
+    "Train and use models": (train, predict, evaluate, explain, studio, serve, convert),
     "Inspect models and data": (settings, config, params, check, audit),
     "Run experiments": (compare, reproduce),
     "Prepare data": (data, tokenizer, vectors),

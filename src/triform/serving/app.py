@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import anyio.to_thread
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
 
 from triform.serving import operations
-from triform.serving.endpoints import Endpoint, to_route
+from triform.serving.endpoints import ApiError, Dialect, Endpoint, render_error, to_route
 from triform.serving.options import ServerOptions
 from triform.serving.page_files import page_routes
-from triform.serving.server import Server
+from triform.serving.security import SecurityMiddleware
+from triform.serving.server import Server, create_server
 
 ENDPOINTS: tuple[Endpoint, ...] = (*operations.ENDPOINTS,)
+DRAIN_SECONDS = 20.0  # for requests that are running when the server stops
 
 
 def create_app(options: ServerOptions) -> Starlette:
@@ -18,6 +29,41 @@ def create_app(options: ServerOptions) -> Starlette:
 
     Any ASGI server can run it: `uvicorn.run(create_app(ServerOptions(runs={"reviews": Path("runs/reviews")})))`.
     """
-    server = Server(options)
-    routes = [to_route(endpoint, server) for endpoint in ENDPOINTS]
-    return Starlette(routes=routes + page_routes() if options.page else routes)
+    server = create_server(options)
+    endpoints = [endpoint for endpoint in ENDPOINTS if options.page or not endpoint.path.startswith("/api/")]
+    app = Starlette(
+        routes=[to_route(endpoint, server) for endpoint in endpoints] + (page_routes() if options.page else []),
+        middleware=[Middleware(SecurityMiddleware, options=options, find_dialect=find_dialect)],
+        exception_handlers={HTTPException: _respond_to_http_error},
+        lifespan=partial(_lifespan, server),
+    )
+    app.state.server = server
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(server: Server, app: Starlette) -> AsyncIterator[None]:
+    """Close the models when the server stops."""
+    try:
+        yield
+    finally:
+        server.stopping.set()
+        await anyio.to_thread.run_sync(partial(server.models.close, drain=DRAIN_SECONDS))
+
+
+def find_dialect(path: str) -> Dialect:
+    """Return the dialect of a path by its first folder, which is the shape of its errors."""
+    first = path.split("/")[:2]
+    return next((endpoint.dialect for endpoint in ENDPOINTS if endpoint.path.split("/")[:2] == first), "triform")
+
+
+async def _respond_to_http_error(http: Request, error: Exception) -> Response:
+    """Answer a request to a route that does not exist."""
+    assert isinstance(error, HTTPException)
+    path = http.url.path
+    messages = {
+        404: f"there is no route {path}; GET /openapi.json lists the routes",
+        405: f"the route {path} has no method {http.method}; GET /openapi.json lists the routes",
+    }
+    message = messages.get(error.status_code, error.detail)
+    return render_error(find_dialect(path), ApiError(error.status_code, message, headers=error.headers))

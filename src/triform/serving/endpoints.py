@@ -1,18 +1,23 @@
 """A route with its request and its response as types, and errors in the shape of each dialect.
 
-The modules of the dialects declare `Endpoint`s. `to_route` turns an endpoint into a Starlette route: it decodes and
-validates the body, calls the handler, and encodes what it returns. `openapi` describes the same declarations.
+The modules of the dialects declare `Endpoint`s. `to_route` turns an endpoint into a Starlette route: it reads,
+decodes and validates the body, calls the handler, and encodes what it returns. `openapi` describes the same
+declarations.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import parse_qs
 
+import anyio
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -24,6 +29,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("triform")
 Dialect = Literal["openai", "text", "translate", "triform", "operations"]
 INVALID_REQUEST_STATUS = 400
+CLIENT_CLOSED_STATUS = 499  # nobody receives it; /metrics counts it
+BODY_SECONDS = 60.0  # for a client to send a JSON body
+JSON_TYPE = "application/json"
+FORM_TYPE = "application/x-www-form-urlencoded"
 
 
 class ApiError(Exception):
@@ -49,6 +58,11 @@ class Call:
         """The parameters in the path of the route."""
         return self.http.path_params
 
+    @property
+    def query(self) -> Mapping[str, str]:
+        """The parameters after `?`."""
+        return self.http.query_params
+
 
 Handler = Callable[[Call], Awaitable[Any]]
 
@@ -66,6 +80,7 @@ class Endpoint:
         request: The type of the JSON body; None if there is none.
         response: The type of the JSON response; None if it is no JSON.
         query: The types of the parameters after `?`, by name.
+        form: Whether the body may also be a form, as HTML forms send it.
     """
 
     method: Literal["GET", "POST", "DELETE"]
@@ -76,6 +91,7 @@ class Endpoint:
     request: Any = None
     response: Any = None
     query: Mapping[str, type] | None = None
+    form: bool = False
 
 
 def to_route(endpoint: Endpoint, server: Server) -> Route:
@@ -83,12 +99,14 @@ def to_route(endpoint: Endpoint, server: Server) -> Route:
 
     async def respond(http: Request) -> Response:
         try:
-            body = decode_body(await http.body(), endpoint.request) if endpoint.request else None
-            result = await endpoint.handler(Call(server, body, http))
+            body = await read_request(endpoint, server, http) if endpoint.request else None
+            result = await _run_until_disconnect(endpoint, Call(server, body, http))
         except ApiError as error:
             return render_error(endpoint.dialect, error)
         except TriformError as error:
             return render_error(endpoint.dialect, to_api_error(error))
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED_STATUS)
         except Exception:
             log.exception("error in %s %s", endpoint.method, endpoint.path)
             return render_error(endpoint.dialect, ApiError(500, "internal error; see the log of the server"))
@@ -97,17 +115,100 @@ def to_route(endpoint: Endpoint, server: Server) -> Route:
     return Route(endpoint.path, respond, methods=[endpoint.method])
 
 
+async def _run_until_disconnect(endpoint: Endpoint, call: Call) -> Any:
+    """Run a handler. It is cancelled when the client disconnects, which frees its place in the batch."""
+    if endpoint.request is None:  # the body is not read, so nothing tells of a disconnect
+        return await endpoint.handler(call)
+
+    async def watch() -> None:
+        while (await call.http.receive())["type"] != "http.disconnect":
+            pass
+
+    handler = asyncio.ensure_future(endpoint.handler(call))
+    watcher = asyncio.ensure_future(watch())
+    try:
+        await asyncio.wait((handler, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if not handler.done():
+            raise ClientDisconnect
+        return await handler
+    finally:
+        handler.cancel()
+        watcher.cancel()
+        await asyncio.gather(handler, watcher, return_exceptions=True)
+
+
+async def read_request(endpoint: Endpoint, server: Server, http: Request) -> Any:
+    """Read and decode the body of a request."""
+    media_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type == FORM_TYPE and endpoint.form:
+        return decode_form(await read_body(http, server.options.max_body), endpoint.request)
+    if media_type != JSON_TYPE:
+        raise ApiError(415, f"send the body as JSON, with the header Content-Type: {JSON_TYPE}")
+    return decode_body(await read_body(http, server.options.max_body), endpoint.request)
+
+
+async def read_body(http: Request, max_bytes: int) -> bytes:
+    """Return the body of a request that has at most `max_bytes` bytes."""
+    try:
+        with anyio.fail_after(BODY_SECONDS):
+            return b"".join([chunk async for chunk in iter_body(http, max_bytes)])
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:.0f} seconds") from None
+
+
+async def iter_body(http: Request, max_bytes: int) -> AsyncIterator[bytes]:
+    """Yield the body of a request as it arrives.
+
+    Raises:
+        ApiError: The body has more than `max_bytes` bytes, whether or not the client announced its length.
+    """
+    too_large = ApiError(413, f"the body has more than {max_bytes:,} bytes, which is the limit of this server")
+    announced = http.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise too_large
+    n_bytes = 0
+    async for chunk in http.stream():
+        n_bytes += len(chunk)
+        if n_bytes > max_bytes:
+            raise too_large
+        yield chunk
+
+
 def decode_body(content: bytes, request_type: Any) -> Any:
     """Decode a JSON body; raise `ApiError` with the place of what is wrong."""
     try:
         return msgspec.json.decode(content, type=request_type)
     except msgspec.ValidationError as error:
-        reason, _, location = str(error).partition(" - at `$")
-        name = location.rstrip("`").lstrip(".")
-        prefix = f"{name}: " if name else ""
-        raise ApiError(INVALID_REQUEST_STATUS, f"{prefix}{reason}", param=name or None) from None
+        raise _to_request_error(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(INVALID_REQUEST_STATUS, f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise ApiError(INVALID_REQUEST_STATUS, "the body is not valid JSON: it is nested too deeply") from None
+
+
+def decode_form(content: bytes, request_type: Any) -> Any:
+    """Decode a form; a parameter that is given several times is a list."""
+    try:
+        fields = parse_qs(content.decode(), keep_blank_values=True, max_num_fields=1_000)
+    except ValueError:
+        raise ApiError(INVALID_REQUEST_STATUS, "the body is not a valid form") from None
+    values = {name: texts[0] if len(texts) == 1 else texts for name, texts in fields.items()}
+    try:
+        return msgspec.convert(values, type=request_type, strict=False)
+    except msgspec.ValidationError as error:
+        raise _to_request_error(error) from None
+
+
+def _to_request_error(error: msgspec.ValidationError) -> ApiError:
+    reason, _, location = str(error).partition(" - at `$")
+    name = location.rstrip("`").lstrip(".")
+    if match := re.fullmatch(r"Object (contains unknown|missing required) field `(.*)`", reason, re.DOTALL):
+        field = match[2]
+        kind = "unknown parameter" if match[1] == "contains unknown" else "missing parameter"
+        path = f"{name}.{field}" if name else field
+        return ApiError(INVALID_REQUEST_STATUS, f"{kind}: {path[:200]}", param=path[:200])
+    prefix = f"{name}: " if name else ""
+    return ApiError(INVALID_REQUEST_STATUS, f"{prefix}{reason}", param=name or None)
 
 
 def to_api_error(error: TriformError) -> ApiError:
@@ -119,20 +220,22 @@ def to_api_error(error: TriformError) -> ApiError:
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a value as JSON."""
     body = msgspec.json.encode(content)
-    return Response(body, status_code=status, headers=dict(headers or {}), media_type="application/json")
+    return Response(body, status_code=status, headers=dict(headers or {}), media_type=JSON_TYPE)
 
 
 def render_error(dialect: Dialect, error: ApiError) -> Response:
     """Return an error in the shape that clients of the dialect read."""
-    content: dict[str, Any]
+    return json_response(error_content(dialect, error), error.status, error.headers)
+
+
+def error_content(dialect: Dialect, error: ApiError) -> dict[str, Any]:
+    """Return the JSON of an error in the shape that clients of the dialect read."""
     if dialect == "openai":
         kind = "invalid_request_error" if error.status < 500 else "server_error"
-        content = {"error": {"message": error.message, "type": kind, "param": error.param, "code": None}}
-    elif dialect == "text":
+        return {"error": {"message": error.message, "type": kind, "param": error.param, "code": None}}
+    if dialect == "text":
         kind = {429: "Overloaded", 413: "Validation", 400: "Validation", 422: "Tokenizer"}.get(
             error.status, "Backend" if error.status >= 500 else "Validation"
         )
-        content = {"error": error.message, "error_type": kind}
-    else:
-        content = {"error": error.message}
-    return json_response(content, error.status, error.headers)
+        return {"error": error.message, "error_type": kind}
+    return {"error": error.message}

@@ -19,6 +19,7 @@ class ServerOptions:
         folder: A folder with runs. All runs below it are listed, and served by their path relative to it.
         page: Whether to serve the page of the studio and the routes below `/api`.
         host: The address that the server is bound to. It decides which `Host` headers are accepted.
+        allowed_hosts: Further host names by which clients reach the server, for example that of a proxy.
         token: The token that every request must have; "" if none is required.
         device: auto, cpu, cuda or mps.
         precision: auto, fp32, bf16 or int8.
@@ -34,6 +35,7 @@ class ServerOptions:
     folder: Path | None = None
     page: bool = False
     host: str = LOOPBACK_HOST
+    allowed_hosts: tuple[str, ...] = ()
     token: str = ""
     device: str = "auto"
     precision: str = "auto"

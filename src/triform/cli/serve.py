@@ -1,0 +1,160 @@
+"""`triform serve`: answer HTTP requests with trained models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from triform.cli.completion import complete_run
+from triform.cli.help import OUTPUT, argument, flag, option
+from triform.cli.options import DeviceOption, PrecisionOption, print_json
+from triform.errors import ConfigError, RunInterruptedError, format_notice
+from triform.formatting import echo
+
+if TYPE_CHECKING:
+    from triform.serving import ServerOptions
+
+ADDRESS, LIMITS = "Address and access", "Limits"
+STOPPED_MESSAGE = "the server has stopped"
+
+HostOption = Annotated[
+    str,
+    option(
+        ADDRESS,
+        "HOST",
+        "Address to listen on. With 0.0.0.0, other machines reach the server; they need the token.",
+    ),
+]
+PortOption = Annotated[int, option(ADDRESS, "N", "Port to listen on. 0 chooses a free port.")]
+TokenOption = Annotated[
+    str,
+    option(
+        ADDRESS,
+        "TEXT",
+        "Token that every request must have. Without this option, a server on a loopback address needs none, and "
+        "another one gets a random token, which is printed.",
+    ),
+]
+AllowHostOption = Annotated[
+    list[str] | None,
+    option(
+        ADDRESS,
+        "NAME",
+        "Accept requests to this host name too, for example the name of a proxy. Repeatable.",
+        name="--allow-host",
+    ),
+]
+ReadOnlyOption = Annotated[
+    bool, flag(ADDRESS, "--read-only", "Refuse requests that delete runs or start, stop or resume training.")
+]
+MaxBatchOption = Annotated[int, option(LIMITS, "N", "Number of texts that a model computes together.", minimum=1)]
+MaxQueueOption = Annotated[
+    int,
+    option(
+        LIMITS,
+        "N",
+        "Number of texts that may wait for a model. Further requests are answered with status 429.",
+        minimum=1,
+    ),
+]
+AddressJsonOption = Annotated[
+    bool, flag(OUTPUT, "--json", "Print the address, and the token if there is one, as one line of JSON.")
+]
+
+
+def serve(
+    runs: Annotated[
+        list[str],
+        argument("[NAME=]RUN", "Run folder. The model has the name of the folder, or NAME.", complete=complete_run),
+    ],
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8000,
+    token: TokenOption = "",
+    allow_host: AllowHostOption = None,
+    read_only: ReadOnlyOption = False,
+    page: Annotated[bool, flag(ADDRESS, "--page", "Serve the page of triform studio too.")] = False,
+    max_batch: MaxBatchOption = 32,
+    max_queue: MaxQueueOption = 256,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+    json_: AddressJsonOption = False,
+) -> None:
+    """Serve trained models over HTTP.
+
+    Programs use the models with clients that they already have: language models in the way of OpenAI
+    (/v1/completions), classifiers in the way of text-embeddings-inference and vLLM (/predict, /classify, /embed),
+    translators in the way of LibreTranslate (/translate). /openapi.json describes all routes. Ctrl-C answers the
+    running requests and stops the server.
+
+    Examples:
+        triform serve runs/story
+        triform serve runs/reviews en-fr=runs/translator --port 9000
+    """
+    from triform.serving import ServerOptions
+
+    options = ServerOptions(
+        runs=parse_runs(runs),
+        page=page,
+        host=host,
+        allowed_hosts=tuple(allow_host or ()),
+        token=token or token_for(host),
+        device=device,
+        precision=precision,
+        max_batch=max_batch,
+        max_queue=max_queue,
+        read_only=read_only,
+    )
+    run_until_interrupted(options, port, json_=json_)
+
+
+def parse_runs(arguments: list[str]) -> dict[str, Path]:
+    """Return the run folders by name from arguments such as `runs/reviews` and `en-fr=runs/translator`."""
+    runs: dict[str, Path] = {}
+    for text in arguments:
+        model_name, separator, folder = text.partition("=")
+        path = Path(folder if separator else text)
+        name = model_name if separator else path.resolve().name
+        if not name or (separator and not folder):
+            raise ConfigError(f"{text}: write NAME=RUN or RUN")
+        if name in runs:
+            raise ConfigError(f"two models have the name {name}; write NAME=RUN with another name for one of them")
+        runs[name] = path
+    return runs
+
+
+def token_for(host: str) -> str:
+    """Return a new token if other machines can reach a server that is bound to this address, else ""."""
+    from triform.serving.security import generate_token, is_loopback
+
+    return "" if is_loopback(host) else generate_token()
+
+
+def run_until_interrupted(options: ServerOptions, port: int, *, json_: bool, open_browser: bool = False) -> None:
+    """Load the runs that are served by name, print the address of the server, and serve until Ctrl-C."""
+    from triform.serving.app import create_app
+    from triform.serving.listen import bind_socket, format_url, run_server
+
+    app = create_app(options)
+    for name in options.runs:
+        for notice in app.state.server.models.load(name).run.notices:
+            echo(format_notice(notice, info_prefix="note: "), err=True)
+    sock = bind_socket(options.host, port)
+    url = format_url(options.host, sock)
+    page_url = f"{url}/#token={options.token}" if options.token else url
+
+    def on_start() -> None:
+        if json_:
+            print_json({"address": url, **({"token": options.token} if options.token else {})}, indent=None)
+        elif options.page:
+            echo(f"{page_url}  (Ctrl-C stops the server)")
+        else:
+            echo(f"{url}  (Ctrl-C stops the server)")
+            if options.token:
+                echo(f"token: {options.token}")
+        if open_browser:
+            import webbrowser
+
+            webbrowser.open(page_url)
+
+    run_server(app, sock, on_start)
+    raise RunInterruptedError(STOPPED_MESSAGE)

@@ -1,0 +1,99 @@
+"""Bind a server to an address, and run it until it is interrupted."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+
+import uvicorn
+from starlette.applications import Starlette
+
+from triform.errors import ConfigError
+from triform.serving.app import DRAIN_SECONDS
+
+MAX_PORT = 65_535
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address.
+
+    Args:
+        host: A name or an address of this machine.
+        port: The port; 0 for a free one.
+
+    Raises:
+        ConfigError: The port is in use or not allowed, or the address is not one of this machine.
+    """
+    if not 0 <= port <= MAX_PORT:
+        raise ConfigError(f"--port {port}: choose a port from 0 to {MAX_PORT}")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError):
+        raise ConfigError(f"--host {host}: there is no such host") from None
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen()
+    except OSError as error:
+        sock.close()
+        raise ConfigError(_describe_bind_error(error, host, port)) from None
+    sock.setblocking(False)
+    return sock
+
+
+def _describe_bind_error(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} of {host} is in use; choose another one with --port, or a free one with --port 0"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"no permission to use port {port} of {host}; choose a port from 1024 with --port"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"--host {host}: this machine does not have this address"
+    return f"cannot use port {port} of {host}: {error.strerror or error}"
+
+
+def format_url(host: str, sock: socket.socket) -> str:
+    """Return the address that a browser of this machine opens."""
+    url_host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{url_host}]' if ':' in url_host else url_host}:{sock.getsockname()[1]}"
+
+
+class _HttpServer(uvicorn.Server):
+    """A server that reports when it is ready, and ends responses without an end when it stops."""
+
+    def __init__(self, config: uvicorn.Config, app: Starlette, on_start: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.app, self.on_start = app, on_start
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.on_start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.app.state.server.stopping.set()
+        await super().shutdown(sockets)
+
+
+def run_server(app: Starlette, sock: socket.socket, on_start: Callable[[], None]) -> None:
+    """Serve an app until Ctrl-C or SIGTERM. Running requests are answered first; a second Ctrl-C stops at once.
+
+    Args:
+        app: The app of `create_app`.
+        sock: A socket that listens.
+        on_start: Called when the server is ready.
+    """
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(DRAIN_SECONDS),
+    )
+    try:
+        _HttpServer(config, app, on_start).run([sock])
+    except KeyboardInterrupt:  # uvicorn raises the signal again when it has stopped
+        pass
+    finally:
+        sock.close()

@@ -1,0 +1,249 @@
+"""The runs that a server has: found by name, loaded when they are first used, and reloaded when they change."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+
+from triform.errors import CheckpointError
+from triform.io.run_layout import CHECKPOINTS_FOLDER, CONFIG_FILE, MODEL_FILE, TOKENS_FOLDER
+from triform.serving.endpoints import ApiError
+from triform.serving.options import ServerOptions
+
+if TYPE_CHECKING:
+    from triform.config import TaskName
+    from triform.run import Run
+
+MAX_LOADED_MODELS = 4  # of a folder; runs that are served by name stay loaded
+MAX_FOLDER_DEPTH = 8
+ROUTES: dict[str, str] = {
+    "classify": "POST /predict, /classify or /embed",
+    "generate": "POST /v1/completions",
+    "translate": "POST /translate",
+}
+FileStamp = tuple[int, int, int]
+
+
+@dataclass(kw_only=True)
+class ServedModel:
+    """A loaded run."""
+
+    name: str
+    run: Run
+    stamp: FileStamp
+    last_used: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether requests are running or waiting."""
+        return False
+
+    def close(self, *, drain: float) -> None:
+        """Stop after the current requests, or after `drain` seconds."""
+
+
+class ModelRegistry:
+    """The runs of a server by name.
+
+    A run below the folder of the studio has its path relative to the folder as its name. All methods may be called
+    from any thread.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.options = options
+        self._loaded: dict[str, ServedModel] = {}
+        self._lock = threading.Lock()
+        self._load_locks: dict[str, threading.Lock] = {}
+        self._tasks: dict[Path, tuple[int, str]] = {}
+
+    @property
+    def loaded(self) -> list[ServedModel]:
+        """The models that are loaded."""
+        with self._lock:
+            return list(self._loaded.values())
+
+    def names(self, task: TaskName | None = None) -> list[str]:
+        """Return the names of all trained models, or of those for one task."""
+        names = list(self.options.runs)
+        if self.options.folder is not None:
+            names += [name for name in find_runs(self.options.folder) if self._is_trained(name)]
+        return [name for name in dict.fromkeys(names) if task is None or self.read_task(name) == task]
+
+    def path(self, name: str) -> Path:
+        """Return the folder of a run, which may still be training.
+
+        Raises:
+            ApiError: There is no such run, or it is outside of the folder.
+        """
+        if name in self.options.runs:
+            return self.options.runs[name]
+        if self.options.folder is not None and (path := resolve_below(self.options.folder, name)):
+            return path
+        raise ApiError(404, f"there is no model {name!r}; GET /v1/models lists the models", param="model")
+
+    def read_task(self, name: str) -> str:
+        """Return the task of a run from its settings, or "" if they cannot be read."""
+        path = self.path(name) / CONFIG_FILE
+        try:
+            modified = path.stat().st_mtime_ns
+            if (known := self._tasks.get(path)) and known[0] == modified:
+                return known[1]
+            task = str(tomllib.loads(path.read_text(encoding="utf-8")).get("task", ""))
+        except (OSError, ValueError, RecursionError):
+            return ""
+        self._tasks[path] = modified, task
+        return task
+
+    async def get(self, name: str | None = None, *, task: TaskName | None = None) -> ServedModel:
+        """Return a model, which is loaded if it is not yet.
+
+        Args:
+            name: The name of the model. It may be left out if there is only one model for the task.
+            task: The task that the request needs.
+
+        Raises:
+            ApiError: The model is unknown or has another task, or several models could be meant.
+            CheckpointError: The run folder is damaged.
+        """
+        model_name = name if name else await anyio.to_thread.run_sync(self._only_name, task)
+        path = self.path(model_name)
+        served = self._find_loaded(model_name, path)
+        if served is None:
+            if task is not None:  # before a model is loaded in vain
+                self._require_task(model_name, self.read_task(model_name) or task, task)
+            served = await anyio.to_thread.run_sync(self.load, model_name)
+        assert served is not None
+        if task is not None:
+            self._require_task(model_name, served.run.config.task, task)
+        return served
+
+    def load(self, name: str) -> ServedModel:
+        """Return a model, which is loaded in this thread if it is not yet."""
+        from triform.run import load
+
+        path = self.path(name)
+        with self._lock:
+            load_lock = self._load_locks.setdefault(name, threading.Lock())
+        with load_lock:
+            if served := self._find_loaded(name, path):
+                return served
+            stamp = file_stamp(path / MODEL_FILE)
+            if stamp is None and (path / CONFIG_FILE).exists():
+                raise CheckpointError(f"{path} has no trained model yet")
+            run = load(path, device=self.options.device, precision=self.options.precision)
+            served = ServedModel(name=name, run=run, stamp=stamp or (0, 0, 0))
+            with self._lock:
+                replaced = self._loaded.pop(name, None)
+                self._loaded[name] = served
+                unused = self._pop_unused()
+        for model in (*unused, *([replaced] if replaced else [])):
+            threading.Thread(target=partial(model.close, drain=self.options.timeout), daemon=True).start()
+        return served
+
+    def close(self, *, drain: float) -> None:
+        """Close all models. Their requests have `drain` seconds to end."""
+        deadline = time.monotonic() + drain
+        with self._lock:
+            models, self._loaded = list(self._loaded.values()), {}
+        for model in models:
+            model.close(drain=max(0.0, deadline - time.monotonic()))
+
+    def _find_loaded(self, name: str, path: Path) -> ServedModel | None:
+        """Return a loaded model whose file has not changed."""
+        with self._lock:
+            served = self._loaded.get(name)
+            if served is None or file_stamp(path / MODEL_FILE) != served.stamp:
+                return None
+            served.last_used = time.monotonic()
+            return served
+
+    def _pop_unused(self) -> list[ServedModel]:
+        """Remove the least recently used models beyond the limit. Those with requests stay."""
+        candidates = [name for name, model in self._loaded.items() if name not in self.options.runs]
+        candidates.sort(key=lambda name: self._loaded[name].last_used)
+        excess = candidates[: max(0, len(candidates) - MAX_LOADED_MODELS)]
+        return [self._loaded.pop(name) for name in excess if not self._loaded[name].is_busy]
+
+    def _only_name(self, task: TaskName | None) -> str:
+        names = self.names(task)
+        if len(names) == 1:
+            return names[0]
+        kind = f" for {task}" if task else ""
+        if names:
+            listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+            raise ApiError(400, f"there are several models{kind}; choose one with model: {listed}", param="model")
+        all_names = self.names()
+        if task and len(all_names) == 1:
+            self._require_task(all_names[0], self.read_task(all_names[0]), task)
+        raise ApiError(404, f"there is no model{kind}; GET /v1/models lists the models", param="model")
+
+    def _require_task(self, name: str, task: str, needed: str) -> None:
+        if task != needed:
+            route = ROUTES.get(task, "another route")
+            raise ApiError(
+                400, f"model {name!r} is for {task}, and this route is for {needed}; use {route}", param="model"
+            )
+
+    def _is_trained(self, name: str) -> bool:
+        path = resolve_below(self.options.folder, name) if self.options.folder else None
+        return path is not None and (path / MODEL_FILE).is_file()
+
+
+def find_runs(folder: Path) -> Iterator[str]:
+    """Yield the paths, relative to `folder`, of all run folders below it, in the order of their names.
+
+    Links to other folders are not followed, so the search stays below the folder.
+    """
+    yield from _find_runs(str(folder), "", 0)
+
+
+def _find_runs(folder: str, prefix: str, depth: int) -> Iterator[str]:
+    try:
+        with os.scandir(folder) as entries:
+            children = sorted(
+                (entry for entry in entries if entry.is_dir(follow_symlinks=False) or entry.name == CONFIG_FILE),
+                key=lambda entry: entry.name,
+            )
+    except OSError:
+        return
+    if prefix and any(entry.name == CONFIG_FILE for entry in children):
+        yield prefix
+    if depth < MAX_FOLDER_DEPTH:
+        for entry in children:
+            is_run_content = entry.name in (CHECKPOINTS_FOLDER, TOKENS_FOLDER) or entry.name.startswith(".")
+            if entry.name != CONFIG_FILE and not is_run_content:
+                yield from _find_runs(entry.path, f"{prefix}/{entry.name}" if prefix else entry.name, depth + 1)
+
+
+def resolve_below(folder: Path, name: str) -> Path | None:
+    """Return the run folder of a name, or None if there is none below `folder`. Links that leave it are refused."""
+    parts = name.split("/")
+    if not name or "\0" in name or "\\" in name or any(part in ("", ".", "..") for part in parts):
+        return None
+    path = folder.joinpath(*parts)
+    try:
+        is_below = path.resolve(strict=True).is_relative_to(folder.resolve())
+        return path if is_below and (path / CONFIG_FILE).is_file() else None
+    except (
+        OSError,
+        RuntimeError,
+    ):  # also a name that is too long; Python 3.11 reports loops of links as RuntimeError
+        return None
+
+
+def file_stamp(path: Path) -> FileStamp | None:
+    """Return what changes when a file is replaced or written to, or None if there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -1,0 +1,115 @@
+"""The commands `triform serve` and `triform studio`: what they print, how they stop, and what they refuse."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from triform.cli.serve import parse_runs, token_for
+from triform.errors import ConfigError
+from triform.serving.listen import bind_socket, format_url
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> object:
+    """Start `triform ARGUMENTS` as a process of its own; what it prints is read through pipes."""
+    processes = []
+
+    def run(*arguments: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "triform", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "BROWSER": "echo opened %s"},
+        )
+        processes.append(process)
+        return process
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_the_server_prints_its_address_answers_and_stops_on_ctrl_c(start: object, runs_folder: Path) -> None:
+    process = start(
+        "serve", runs_folder / "reviews", f"m={runs_folder / 'verses'}", "--port", 0, "--json", "--page"
+    )  # type: ignore[operator]
+    line = json.loads(process.stdout.readline())
+    assert set(line) == {"address"}
+    with urllib.request.urlopen(line["address"] + "/health") as answer:
+        assert json.load(answer)["status"] == "ok"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "triform: the server has stopped\n")
+
+
+def test_the_studio_opens_the_page_with_its_token(start: object, tmp_path: Path) -> None:
+    process = start("studio", "--port", 0, "--host", "0.0.0.0", "--token", "secret")  # type: ignore[operator]
+    lines = sorted(process.stdout.readline() for _ in range(2))
+    assert lines[0].startswith("http://127.0.0.1:")
+    assert lines[0].split()[0].endswith("/#token=secret")
+    assert lines[1] == f"opened {lines[0].split()[0]}\n"
+    assert (tmp_path / "runs").is_dir()  # an empty folder for the runs to come
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=60)[1] == "triform: the server has stopped\n"
+    assert process.returncode == 130
+
+
+def test_a_port_in_use_is_refused_in_one_line() -> None:
+    with bind_socket("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+        assert format_url("0.0.0.0", sock) == f"http://127.0.0.1:{port}"
+        with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 is in use; .*--port 0"):
+            bind_socket("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "message"),
+    [
+        ("127.0.0.1", 65_536, "--port 65536: choose a port from 0 to 65535"),
+        ("no.such.host.invalid", 0, "--host no.such.host.invalid: there is no such host"),
+        ("192.0.2.1", 0, "--host 192.0.2.1: this machine does not have this address"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused(host: str, port: int, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        bind_socket(host, port)
+    assert str(caught.value) == message
+
+
+def test_a_port_without_permission_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bind(self: socket.socket, address: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "bind", bind)
+    with pytest.raises(ConfigError, match=r"no permission to use port 80 of .*; choose a port from 1024"):
+        bind_socket("127.0.0.1", 80)
+
+
+def test_models_are_named_by_their_folder_or_as_given() -> None:
+    assert parse_runs(["runs/reviews/", "en-fr=runs/t"]) == {
+        "reviews": Path("runs/reviews"),
+        "en-fr": Path("runs/t"),
+    }
+    with pytest.raises(ConfigError, match="two models have the name a"):
+        parse_runs(["x/a", "y/a"])
+    for text in ("=runs/a", "a="):
+        with pytest.raises(ConfigError, match="write NAME=RUN or RUN"):
+            parse_runs([text])
+
+
+def test_only_an_address_that_other_machines_reach_gets_a_token() -> None:
+    assert token_for("127.0.0.1") == ""
+    assert len(token_for("0.0.0.0")) >= 32
