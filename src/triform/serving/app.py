@@ -15,10 +15,12 @@ from starlette.responses import Response
 
 from triform.serving import operations
 from triform.serving.endpoints import ApiError, Dialect, Endpoint, render_error, to_route
+from triform.serving.metrics import MetricsMiddleware
+from triform.serving.models import ModelRegistry
 from triform.serving.options import ServerOptions
 from triform.serving.page_files import page_routes
 from triform.serving.security import SecurityMiddleware
-from triform.serving.server import Server, create_server
+from triform.serving.server import Server
 
 ENDPOINTS: tuple[Endpoint, ...] = (*operations.ENDPOINTS,)
 DRAIN_SECONDS = 20.0  # for requests that are running when the server stops
@@ -29,11 +31,14 @@ def create_app(options: ServerOptions) -> Starlette:
 
     Any ASGI server can run it: `uvicorn.run(create_app(ServerOptions(runs={"reviews": Path("runs/reviews")})))`.
     """
-    server = create_server(options)
     endpoints = [endpoint for endpoint in ENDPOINTS if options.page or not endpoint.path.startswith("/api/")]
+    server = Server(options, ModelRegistry(options), endpoints)
     app = Starlette(
         routes=[to_route(endpoint, server) for endpoint in endpoints] + (page_routes() if options.page else []),
-        middleware=[Middleware(SecurityMiddleware, options=options, find_dialect=find_dialect)],
+        middleware=[
+            Middleware(MetricsMiddleware, metrics=server.requests),
+            Middleware(SecurityMiddleware, options=options, find_dialect=find_dialect),
+        ],
         exception_handlers={HTTPException: _respond_to_http_error},
         lifespan=partial(_lifespan, server),
     )

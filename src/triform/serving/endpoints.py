@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from triform.errors import CheckpointError, TriformError
+from triform.serving.metrics import ROUTE_KEY
 
 if TYPE_CHECKING:
     from triform.serving.server import Server
@@ -98,6 +99,7 @@ def to_route(endpoint: Endpoint, server: Server) -> Route:
     """Return the Starlette route of an endpoint."""
 
     async def respond(http: Request) -> Response:
+        http.scope[ROUTE_KEY] = endpoint.path
         try:
             body = await read_request(endpoint, server, http) if endpoint.request else None
             result = await _run_until_disconnect(endpoint, Call(server, body, http))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from triform.serving.endpoints import Endpoint
+from triform.serving.metrics import RequestMetrics
 from triform.serving.models import ModelRegistry
 from triform.serving.options import ServerOptions
 
@@ -16,14 +19,13 @@ class Server:
     Attributes:
         options: What the server was started with.
         models: The runs that it has.
+        endpoints: The routes of its API.
+        requests: Counts and durations of the requests.
         stopping: Set when the server stops. A response without an end, such as the tail of a file, ends then.
     """
 
     options: ServerOptions
     models: ModelRegistry
+    endpoints: Sequence[Endpoint]
+    requests: RequestMetrics = field(default_factory=RequestMetrics)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-def create_server(options: ServerOptions) -> Server:
-    """Return the state of a server that has not started."""
-    return Server(options, ModelRegistry(options))
