@@ -6,15 +6,16 @@ import math
 import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from triform.analysis.parameters import count_parameters
-from triform.config import Config, DecodeConfig
+from triform.config import Config
 from triform.config.bounds import validate_bound
+from triform.config.merging import override_decode
 from triform.config.settings import coerce_setting
 from triform.device import resolve_device
 from triform.errors import CheckpointError, ConfigError, DataError, NonFiniteError
@@ -34,14 +35,6 @@ if TYPE_CHECKING:
     from triform.explain.attention_maps import Explanation
 
 Checkpoint = Literal["best", "latest"]  # the weights of a run to load
-# Settings that only one strategy uses: setting one selects that strategy.
-IMPLIED_STRATEGY = {
-    "temperature": "sample",
-    "top_k": "sample",
-    "top_p": "sample",
-    "beam_size": "beam",
-    "length_penalty": "beam",
-}
 # CUDA allows only one thread to replay a CUDA graph, and none to use the device while a graph is captured.
 _ACCELERATOR_LOCK = threading.RLock()
 
@@ -176,7 +169,7 @@ class Run:
             The metrics by the name of the range. Ranges without texts are left out.
 
         Raises:
-            DataError: The file cannot be used.
+            DataError: The file cannot be used, or all ranges are empty.
             ConfigError: The edges are not in ascending order or are above `data.max_len`, or a setting is unknown.
         """
         edges, max_len = tuple(edges), self.config.data.max_len
@@ -185,22 +178,20 @@ class Run:
                 f"lengths {', '.join(map(str, edges)) or 'are missing; they'} must be ascending numbers "
                 f"between 1 and data.max_len={max_len}"
             )
-        dataset = self._load_eval_dataset(str(data), [])
-        metrics_by_range = {}
+        dataset, parts = self._load_eval_dataset(str(data), []), dict[str, Dataset]()
         for name, (low, high) in length_ranges(edges).items():
-            with suppress(DataError):
-                part = dataset.with_lengths(low, high)
-                metrics_by_range[name] = self._evaluate_dataset(part, decode)
-        return metrics_by_range
+            with suppress(DataError):  # nothing has this length
+                parts[name] = dataset.with_lengths(low, high)
+        if not parts:
+            raise DataError(f"no texts of up to {edges[-1]} tokens to evaluate on", path=str(data))
+        return {name: self._evaluate_dataset(part, decode) for name, part in parts.items()}
 
     def _load_eval_dataset(self, data: str, notices: list[str], lines: Container[int] | None = None) -> Dataset:
-        name = data or self.test_set()
-        if not name:
-            self._require_own_data("name the file to evaluate")
         dataset: Dataset | None
-        if name:
+        if name := data or self.test_set():
             dataset = self.task.data.load_dataset(name, notices, lines)
         else:
+            self._require_own_data("name the file to evaluate")
             dataset = self.task.data.load_validation_dataset(notices)
         if dataset is None:
             raise ConfigError("this run has no validation data; name the file to evaluate")
@@ -319,26 +310,6 @@ class Run:
                 yield
             except NonFiniteError:
                 raise NonFiniteError(self.path) from None
-
-
-def override_decode(decode: DecodeConfig, settings: Mapping[str, object]) -> DecodeConfig:
-    """Return decoding settings, overridden by those of one call. Equal settings are validated only once."""
-    if not settings:
-        return decode
-    try:
-        return _override_decode(decode, tuple(settings), *settings.values())
-    except TypeError:  # a value that cannot be hashed for the cache, such as a list
-        return _override_decode.__wrapped__(decode, tuple(settings), *settings.values())
-
-
-@lru_cache(maxsize=256, typed=True)
-def _override_decode(decode: DecodeConfig, names: tuple[str, ...], *values: object) -> DecodeConfig:
-    settings: dict[str, Any] = {
-        name: coerce_setting(f"decode.{name}", value) for name, value in zip(names, values, strict=True)
-    }
-    if implied := [strategy for name, strategy in IMPLIED_STRATEGY.items() if name in settings]:
-        settings.setdefault("strategy", implied[-1])
-    return replace(decode, **settings)
 
 
 def validate_seed(seed: object) -> None:

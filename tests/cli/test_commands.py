@@ -510,6 +510,19 @@ def test_a_run_begins_with_another_and_its_adapter_is_used_by_itself(
     assert "remove model.d_model: 32 (the run has 16)" in refusal
 
 
+def test_texts_of_different_lengths_are_evaluated_separately(
+    triform: Command, files: Files, writer: Path, classifier: Path
+) -> None:
+    arguments = ("evaluate", writer, "--data", files.txt, "--lengths", "4,16")
+    sets = triform(*arguments, "--json").json["sets"]
+    assert list(sets) == ["story.txt, 1 to 4 tokens", "story.txt, 5 to 16 tokens"]
+    assert "story.txt, 5 to 16 tokens" in triform(*arguments).out
+    assert "lengths 4, 17 must be ascending numbers" in triform("evaluate", writer, "--lengths", "4,17").refusal
+    assert "--lengths 4,x must be whole numbers" in triform("evaluate", classifier, "--lengths", "4,x").refusal
+    for option in (("--stride", 2), ("--baselines",)):
+        assert f"--lengths cannot be combined with {option[0]}" in triform(*arguments, *option).refusal
+
+
 def test_a_stride_is_said_in_the_answer(triform: Command, files: Files, writer: Path, classifier: Path) -> None:
     arguments = ("evaluate", writer, "--data", files.txt)
     assert triform(*arguments, "--json").json["stride"] == 16

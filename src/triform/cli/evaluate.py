@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,6 +50,16 @@ StrideOption = Annotated[
         show_default=False,
     ),
 ]
+LengthsOption = Annotated[
+    str,
+    option(
+        EVALUATION,
+        "N,N,...",
+        "Evaluate texts of different lengths separately: the largest number of tokens of each range, such as "
+        "64,128,256. For generate, a range contains the predictions after that many tokens of a window.",
+        show_default=False,
+    ),
+]
 
 
 def evaluate(
@@ -59,6 +69,7 @@ def evaluate(
     target: Annotated[str, option(DATA, "FILE", "For translate: their translations in the same order.")] = "",
     baselines: BaselinesOption = False,
     stride: StrideOption = 0,
+    lengths: LengthsOption = "",
     set_: DecodeSetOption = None,
     adapter: AdapterOption = "",
     no_verify: NoVerifyOption = False,
@@ -74,11 +85,15 @@ def evaluate(
     Examples:
         triform evaluate runs/reviews --data test.csv
         triform evaluate runs/reviews --data easy=test.csv --data hard=new.csv
+        triform evaluate runs/reviews --data test.csv --lengths 64,128,256
     """
-    from triform.errors import ConfigError, format_notice
+    from triform.errors import ConfigError
 
     if bool(source) != bool(target):
         raise ConfigError("--source and --target must be given together")
+    edges = _parse_lengths(lengths)
+    if edges and (stride or baselines):
+        raise ConfigError(f"--lengths cannot be combined with {'--stride' if stride else '--baselines'}")
     sets = parse_named_sets([*(data or []), *([f"{source},{target}"] if source else [])])
     decode = parse_decode_settings(set_)
     loaded_run = load_run(run, device=device, precision=precision, adapter=adapter, no_verify=no_verify)
@@ -87,14 +102,10 @@ def evaluate(
             f"--source and --target are for translate; this run is for {loaded_run.config.task}, so use --data"
         )
     sets = sets or ({"test": loaded_run.test_set()} if loaded_run.test_set() else {"valid": ""})
-    metrics = {}
-    baseline_tables: dict[str, BaselineMetrics] = {}
+    metrics: dict[str, Mapping[str, float]] = {}
     for name, path in sets.items():
-        metrics[name], notices = loaded_run.evaluate_with_notices(path, decode, stride=stride)
-        for notice in notices:
-            echo(format_notice(notice, info_prefix="note: "), err=True)
-        if baselines:
-            baseline_tables[name] = loaded_run.baselines(path)
+        metrics |= _evaluate_set(loaded_run, name, path, decode, stride, edges)
+    baseline_tables = {name: loaded_run.baselines(path) for name, path in sets.items() if baselines}
     print_precision_note(loaded_run)
     if json_:
         print_json({"run": str(run), **_evaluation_to_dict(loaded_run, metrics, baseline_tables, stride)})
@@ -104,6 +115,32 @@ def evaluate(
         echo(f"windows of {loaded_run.config.data.max_len} tokens that start every {stride} tokens")
     if loaded_run.config.task == "translate":
         echo(f"bleu: {_bleu_signature()}")
+
+
+def _evaluate_set(
+    run: Run, name: str, path: str, decode: Mapping[str, object], stride: int, edges: Sequence[int]
+) -> dict[str, Mapping[str, float]]:
+    """Return the metrics of a set by its name, or of each range of lengths."""
+    from triform.errors import format_notice
+
+    if edges:
+        by_length = run.evaluate_by_length(path, edges=edges, **decode)
+        return {f"{name}, {length} tokens": metrics for length, metrics in by_length.items()}
+    metrics, notices = run.evaluate_with_notices(path, decode, stride=stride)
+    for notice in notices:
+        echo(format_notice(notice, info_prefix="note: "), err=True)
+    return {name: metrics}
+
+
+def _parse_lengths(text: str) -> list[int]:
+    from triform.errors import ConfigError
+
+    try:
+        return [int(edge) for edge in text.split(",")] if text else []
+    except ValueError:
+        raise ConfigError(
+            f"--lengths {text} must be whole numbers with commas between them, such as 64,128"
+        ) from None
 
 
 def _evaluation_to_dict(

@@ -130,7 +130,7 @@ def predict(
 
 def _print_unused_settings(config: Config, decode: dict[str, object]) -> None:
     """Print a note about decoding settings that the task or the strategy does not use."""
-    from triform.run import IMPLIED_STRATEGY, override_decode
+    from triform.config.merging import IMPLIED_STRATEGY, override_decode
 
     if decode and config.task == "classify":
         names = ", ".join(f"decode.{name}" for name in decode)

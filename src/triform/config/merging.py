@@ -7,10 +7,12 @@ settings that were given. All others keep their default or are chosen from the d
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from triform.config import TASK_NAMES, Config, TaskName
+from triform.config import TASK_NAMES, Config, DecodeConfig, TaskName
 from triform.config.presets import preset as load_preset
 from triform.config.settings import (
     AUTO_SETTINGS,
@@ -38,6 +40,14 @@ BASE_RUN_SETTINGS = (  # settings besides those of the model that a run takes ov
 )
 DATA_SOURCE = "chosen from the data"
 OPTION_SOURCE = "option"  # the source of settings given as options or keyword arguments
+# Settings that only one strategy uses: setting one selects that strategy.
+IMPLIED_STRATEGY = {
+    "temperature": "sample",
+    "top_k": "sample",
+    "top_p": "sample",
+    "beam_size": "beam",
+    "length_penalty": "beam",
+}
 KEYWORD_ALIASES = {
     "data": "data.train",
     "valid": "data.valid",
@@ -215,3 +225,23 @@ def _split_aligned_files(settings: Settings, task: TaskName) -> Settings:
             settings = {key: value for key, value in settings.items() if key != name}
             settings |= {source: files[0], target: files[1]}
     return settings
+
+
+def override_decode(decode: DecodeConfig, settings: Mapping[str, object]) -> DecodeConfig:
+    """Return decoding settings, overridden by those of one call. Equal settings are validated only once."""
+    if not settings:
+        return decode
+    try:
+        return _override_decode(decode, tuple(settings), *settings.values())
+    except TypeError:  # a value that cannot be hashed for the cache, such as a list
+        return _override_decode.__wrapped__(decode, tuple(settings), *settings.values())
+
+
+@lru_cache(maxsize=256, typed=True)
+def _override_decode(decode: DecodeConfig, names: tuple[str, ...], *values: object) -> DecodeConfig:
+    settings: dict[str, Any] = {
+        name: coerce_setting(f"decode.{name}", value) for name, value in zip(names, values, strict=True)
+    }
+    if implied := [strategy for name, strategy in IMPLIED_STRATEGY.items() if name in settings]:
+        settings.setdefault("strategy", implied[-1])
+    return replace(decode, **settings)
