@@ -100,7 +100,7 @@ def test_a_small_page_holds_the_weights_as_they_are_with_average_and_rollout() -
         np.testing.assert_array_equal(weights[3], attention_map.average()[layer])
         np.testing.assert_array_equal(weights[4], attention_map.rollout()[layer])
     assert data["maps"][0]["views"] == ["head 1", "head 2", "head 3", "average of heads", "rollout"]
-    np.testing.assert_allclose(data["maps"][0]["entropy"], attention_map.entropy(), atol=1e-6)
+    np.testing.assert_allclose(data["maps"][0]["summary"]["entropy"], attention_map.entropy(), atol=1e-6)
 
 
 def test_cross_attention_has_an_average_but_no_rollout() -> None:
@@ -227,5 +227,5 @@ def test_the_highest_entropy_counts_only_the_keys_that_may_be_read() -> None:
     data = json.loads(
         ScriptParser(render_page(Explanation(title="", text="", maps=(attention_map,)))).scripts["data"]
     )
-    assert data["maps"][0]["most_bits"] == pytest.approx(np.log2([1, 2, 3, 4]).mean(), abs=1e-6)
-    assert data["maps"][0]["entropy"] == [[data["maps"][0]["most_bits"]]]  # reached here
+    assert data["maps"][0]["summary"]["most_bits"] == pytest.approx(np.log2([1, 2, 3, 4]).mean(), abs=1e-6)
+    assert data["maps"][0]["summary"]["entropy"] == [[data["maps"][0]["summary"]["most_bits"]]]  # reached here

@@ -192,6 +192,22 @@ def test_a_cell_of_the_entropy_table_chooses_its_head_and_arrows_go_on(tab: Page
     assert tab.get_attribute('#entropy button[aria-pressed="true"]', "data-layer") == "1"
 
 
+def test_the_numbers_of_heads_are_their_entropy_or_their_distance(tab: Page, tmp_path: Path) -> None:
+    open_page(tab, TRANSLATION_EXPLANATION, tmp_path)
+    distance = TRANSLATION_EXPLANATION.maps[0].mean_distance()
+    assert distance is not None
+    tab.select_option("#summary-select", label="distance, in tokens")
+    cells = tab.locator("#entropy button")
+    assert cells.all_inner_texts() == [f"{tokens:.2f}" for tokens in distance.flatten()]
+    cells.nth(3).click()
+    wait_for(tab, 2, "head 2")
+    tab.select_option("#map-select", label="Cross-attention")  # its queries and keys are of different texts
+    wait_for(tab, 1, "head 1")
+    assert tab.locator("#summary-select option").all_inner_texts() == ["entropy, in bits"]
+    entropy = TRANSLATION_EXPLANATION.maps[2].entropy()
+    assert cells.all_inner_texts() == [f"{bits:.2f}" for bits in entropy.flatten()]
+
+
 def test_shift_and_arrows_move_layer_and_head_from_anywhere_and_arrows_the_token(tab: Page, tmp_path: Path) -> None:
     open_page(tab, TRANSLATION_EXPLANATION, tmp_path)
     tab.keyboard.press("Shift+ArrowDown")

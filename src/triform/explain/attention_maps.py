@@ -69,6 +69,10 @@ class AttentionMap:
 
     def average(self) -> AttentionWeights:
         """Return the mean weights over the heads of each layer."""
+        return self._averages
+
+    @cached_property
+    def _averages(self) -> AttentionWeights:
         return self.weights.mean(axis=1, dtype=np.float64).astype(np.float32)  # (L, T, S)
 
     def rollout(self) -> AttentionWeights:

@@ -34,6 +34,8 @@ MAX_TEXT_CHARS = 20_000  # of the text and of the output
 TOP_K_LEVELS = (
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 28, 32, 40, 48, 64, 96, 128,
 )  # fmt: skip
+STYLE_SHEETS = ("components.css", "page.css")
+SCRIPTS = ("components.js", "heatmap.js", "attention_view.js", "page.js")
 UINT16_MAX = 65535  # a rounded weight is a multiple of 1 / UINT16_MAX
 
 ByteArray = NDArray[np.uint8]
@@ -166,11 +168,19 @@ def _map_data(attention_map: AttentionMap) -> dict[str, Any]:
         "layers": attention_map.n_layers,
         "heads": attention_map.n_heads,
         "views": names,
-        "entropy": np.round(attention_map.entropy(), 6).tolist(),
-        "most_bits": round(attention_map.max_entropy(), 6),
+        "summary": _summary_data(attention_map),
         "sums": attention_map.sums(),
         "causal": attention_map.causal,
         "padding": attention_map.n_padding,
+    }
+
+
+def _summary_data(attention_map: AttentionMap) -> dict[str, Any]:
+    distance = attention_map.mean_distance()
+    return {
+        "entropy": np.round(attention_map.entropy(), 6).tolist(),
+        "most_bits": round(attention_map.max_entropy(), 6),
+        "distance": None if distance is None else np.round(distance, 6).tolist(),
     }
 
 
@@ -191,11 +201,9 @@ def _truncate_text(text: str) -> str:
 def _fill_template(blobs: dict[str, str], data: dict[str, Any]) -> str:
     """Fill in the template in one pass, so that no text is mistaken for a placeholder."""
     assets = files("triform.explain")
-    template, style, *scripts = (
-        assets.joinpath(name).read_text(encoding="utf-8")
-        for name in ("page.html", "page.css", "heatmap.js", "page.js")
-    )
-    script = "".join(scripts)
+    template, *sheets = (assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.html", *STYLE_SHEETS))
+    style = "".join(sheets)
+    script = bundle_scripts([assets.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS])
     policy = (
         f"default-src 'none'; script-src '{_csp_hash(script)}'; style-src '{_csp_hash(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -210,6 +218,12 @@ def _fill_template(blobs: dict[str, str], data: dict[str, Any]) -> str:
         "version": escape(__version__),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
+
+
+def bundle_scripts(modules: Sequence[str]) -> str:
+    """Join modules that import from the ones before them into one classic script, without imports and exports."""
+    joined = "".join(modules)
+    return "'use strict';\n" + re.sub(r"^(import .*\n|export )", "", joined, flags=re.MULTILINE)
 
 
 def _blob_tags(blobs: dict[str, str]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from triform.serving.endpoints import Endpoint
+from triform.serving.explanations import Explanations
 from triform.serving.metrics import RequestMetrics
 from triform.serving.models import ModelRegistry
 from triform.serving.options import ServerOptions
@@ -21,6 +22,7 @@ class Server:
         models: The runs that it has.
         endpoints: The routes of its API.
         requests: Counts and durations of the requests.
+        explanations: The explanations that it computed last.
         stopping: Set when the server stops. A response without an end, such as the tail of a file, ends then.
     """
 
@@ -28,4 +30,5 @@ class Server:
     models: ModelRegistry
     endpoints: Sequence[Endpoint]
     requests: RequestMetrics = field(default_factory=RequestMetrics)
+    explanations: Explanations = field(default_factory=Explanations)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
