@@ -122,7 +122,7 @@ class Run:
             raise ConfigError(f"top must be an integer of 0 or more, found {top!r}")
         validate_keep(keep)
         settings = override_decode(self.config.decode, decode)
-        with self._inference_context():
+        with self.inference_context():
             return self.task.predictor.predict(texts, decode=settings, seed=seed, top=top, keep=keep)
 
     def evaluate(
@@ -199,7 +199,7 @@ class Run:
 
     def _evaluate_dataset(self, dataset: Dataset, decode: Mapping[str, object]) -> Metrics:
         settings = override_decode(self.config.decode, decode)
-        with self._inference_context():
+        with self.inference_context():
             metrics = self.task.evaluator.evaluate(dataset, decode=settings)
             if not math.isfinite(metrics["loss"]):
                 raise NonFiniteError
@@ -261,7 +261,7 @@ class Run:
         task = self._fp32_task(self.task.device.type)
         settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "keep": keep, "pad_to": pad_to}
         contents: dict[str, Any] = {"maps": maps, "attributions": attributions}
-        with self._inference_context():
+        with self.inference_context():
             return explain(task, text, target=target, title=self.path.name, **settings, **contents)
 
     def export(self, to: str, out: str | Path) -> str:
@@ -302,7 +302,7 @@ class Run:
         return dict(folder.read_state(latest)["progress"]) if latest else {}
 
     @contextmanager
-    def _inference_context(self) -> Iterator[None]:
+    def inference_context(self) -> Iterator[None]:
         """Run the model: one thread at a time on an accelerator, any number of threads on a CPU."""
         device = next(self.task.model.parameters()).device
         with nullcontext() if device.type == "cpu" else _ACCELERATOR_LOCK:

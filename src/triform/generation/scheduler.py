@@ -83,6 +83,10 @@ class Scheduler:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release what the back end holds."""
         self.backend.close()
 
     @property

@@ -6,6 +6,7 @@ Read the modules in this order:
 - `endpoints`: a route, its request and its response as types; errors in the shape of each dialect.
 - `app`: `create_app` puts the endpoints of all dialects together as an ASGI app.
 - `models`, `worker`: the runs that are served, and the thread that answers the requests to a run.
+- `jobs`, `generation_batches`, `text_stream`: requests on their way, the texts that are decoded, and their text.
 - one module for each dialect: `openai_api`, `text_api`, `translate_api`, `operations`, `studio_api`.
 """
 
