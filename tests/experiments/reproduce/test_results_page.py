@@ -273,3 +273,20 @@ def test_attention_is_drawn_from_what_the_outcome_holds(tmp_path: Path) -> None:
     assert (svg.count('class="cell"'), svg.count('class="none"')) == (6, 2), "out of reach is a tint"
     assert svg.count("&lt;b&gt;") == 3
     assert "layer 2, head 1" in svg
+
+
+def test_metrics_by_length_are_drawn_as_means_over_the_lengths_that_were_evaluated(tmp_path: Path) -> None:
+    def losses(short: float, long: float) -> dict[str, dict[str, float]]:
+        return {"1 to 64": {"loss": short}, "65 to 128": {"loss": long}}
+
+    runs = [losses(1.0, 2.0), losses(1.5, 3.0)]
+    variants = [make_variant_result("none", "best", runs), make_variant_result("alibi", "best", runs[:1])]
+    write_result(tmp_path / "results", make_result("positions-generate", *variants))
+    page = write_results_page(tmp_path / "results", tmp_path / "docs" / "results.md")
+    link = "![loss by length: positions-generate](pictures/positions-generate-length.svg)"
+    assert link in page.read_text(encoding="utf-8")
+    svg = (tmp_path / "docs" / "pictures" / "positions-generate-length.svg").read_text(encoding="utf-8")
+    assert "none: 2.5" in svg
+    assert "alibi: 2<" in svg
+    assert ">65 to 128<" in svg
+    assert svg.count("<polyline") == 2
