@@ -85,7 +85,7 @@ def evaluate(
     Examples:
         triform evaluate runs/reviews --data test.csv
         triform evaluate runs/reviews --data easy=test.csv --data hard=new.csv
-        triform evaluate runs/reviews --data test.csv --lengths 64,128,256
+        triform evaluate runs/reviews --data test.csv --lengths 8,16
     """
     from triform.errors import ConfigError
 
