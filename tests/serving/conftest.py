@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import uvicorn
 from starlette.testclient import TestClient
 
 from triform.launch import train
 from triform.serving import ServerOptions, create_app
 
 Connect = Callable[[ServerOptions], TestClient]
+StartServer = Callable[[ServerOptions], AbstractContextManager[str]]
 
 WORDS = ("amber", "birch", "cedar", "dune", "ember")
 MODEL = {"d_model": 16, "n_layers": 2, "n_heads": 2, "dropout": 0.0}
@@ -53,3 +57,26 @@ def connect() -> Iterator[Connect]:
     """Start servers inside the test process: `connect(ServerOptions(...)).get("/health")`."""
     with ExitStack() as stack:
         yield lambda options: stack.enter_context(TestClient(create_app(options), base_url="http://127.0.0.1:8000"))
+
+
+@contextmanager
+def run_server(options: ServerOptions) -> Iterator[str]:
+    """Run a server in a thread and yield its address, which has no final slash."""
+    config = uvicorn.Config(create_app(options), port=0, log_level="warning", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 30
+    while not server.started:
+        assert time.monotonic() < deadline, "the server does not start"
+        time.sleep(0.02)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join(timeout=30)
+
+
+@pytest.fixture(scope="session")
+def start_server() -> StartServer:
+    """Start a server of a test's own: `with start_server(ServerOptions(...)) as address`."""
+    return run_server

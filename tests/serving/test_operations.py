@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +47,21 @@ def test_requests_are_counted_by_route_and_status(client: TestClient) -> None:
     assert find_value(durations, "triform_request_duration_seconds_bucket", route="/health", le="+Inf") == 3
     running = metrics["triform_requests_running"]
     assert find_value(running, "triform_requests_running") == 1  # the request for the metrics
+
+
+def test_models_are_measured(connect: Any, runs_folder: Path) -> None:
+    client = connect(ServerOptions(folder=runs_folder, device="cpu"))
+    assert read_metrics(client)["triform_queue_length"].samples == []  # nothing is loaded yet
+    assert client.post("/v1/completions", json={"prompt": "amber", "max_tokens": 5, "temperature": 0}).is_success
+    metrics = read_metrics(client)
+    assert find_value(metrics["triform_generated_tokens"], "triform_generated_tokens_total", model="verses") == 5
+    rate = "triform_generated_tokens_per_second"
+    assert find_value(metrics[rate], rate, model="verses") > 0
+    assert find_value(read_metrics(client)[rate], rate, model="verses") == 0
+    for name in ("triform_queue_length", "triform_running_rows"):
+        assert find_value(metrics[name], name, model="verses") == 0
+    sizes, name = metrics["triform_batch_size_rows"], "triform_batch_size_rows_bucket"
+    assert find_value(sizes, name, model="verses", le="1") == find_value(sizes, name, model="verses", le="+Inf") > 0
 
 
 def test_histograms_are_cumulative_and_names_may_contain_anything() -> None:

@@ -13,7 +13,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from triform.serving import attention_api, operations
+from triform.serving import attention_api, openai_api, operations, text_api, translate_api
 from triform.serving.endpoints import ApiError, Dialect, Endpoint, render_error, to_route
 from triform.serving.metrics import MetricsMiddleware
 from triform.serving.models import ModelRegistry
@@ -22,7 +22,13 @@ from triform.serving.page_files import page_routes
 from triform.serving.security import SecurityMiddleware
 from triform.serving.server import Server
 
-ENDPOINTS: tuple[Endpoint, ...] = (*operations.ENDPOINTS, *attention_api.ENDPOINTS)
+ENDPOINTS: tuple[Endpoint, ...] = (
+    *openai_api.ENDPOINTS,
+    *text_api.ENDPOINTS,
+    *translate_api.ENDPOINTS,
+    *operations.ENDPOINTS,
+    *attention_api.ENDPOINTS,
+)
 DRAIN_SECONDS = 20.0  # for requests that are running when the server stops
 
 

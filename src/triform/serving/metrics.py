@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PROMETHEUS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 OTHER_ROUTE = "other"  # the files of the page, and requests that no route answers
 ROUTE_KEY = "triform.route"  # where `to_route` writes the path of an endpoint into the scope of a request
 
@@ -29,10 +30,10 @@ class Histogram:
     def __post_init__(self) -> None:
         self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
-    def observe(self, value: float) -> None:
-        """Count a value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, count: int = 1) -> None:
+        """Count a value, or several equal ones."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.total += value * count
 
 
 class RequestMetrics:

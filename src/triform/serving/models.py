@@ -10,18 +10,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
 from triform.errors import CheckpointError
 from triform.io.run_layout import CHECKPOINTS_FOLDER, CONFIG_FILE, MODEL_FILE, TOKENS_FOLDER
+from triform.run import Run, load
 from triform.serving.endpoints import ApiError
 from triform.serving.options import ServerOptions
+from triform.serving.worker import Worker
 
 if TYPE_CHECKING:
     from triform.config import TaskName
-    from triform.run import Run
 
 MAX_LOADED_MODELS = 4  # of a folder; runs that are served by name stay loaded
 MAX_FOLDER_DEPTH = 8
@@ -35,20 +36,27 @@ FileStamp = tuple[int, int, int]
 
 @dataclass(kw_only=True)
 class ServedModel:
-    """A loaded run."""
+    """A loaded run, and the worker that answers the requests to it."""
 
     name: str
     run: Run
+    worker: Worker
     stamp: FileStamp
     last_used: float = field(default_factory=time.monotonic)
+    _measured: tuple[float, int] = field(default_factory=lambda: (time.monotonic(), 0))  # when, and tokens so far
 
     @property
     def is_busy(self) -> bool:
         """Whether requests are running or waiting."""
-        return False
+        stats = self.worker.stats
+        return stats.queued + stats.running > 0
 
-    def close(self, *, drain: float) -> None:
-        """Stop after the current requests, or after `drain` seconds."""
+    def measure_token_rate(self) -> float:
+        """Return the generated tokens per second since the last call."""
+        last_time, last_tokens = self._measured
+        self._measured = time.monotonic(), self.worker.stats.n_tokens
+        seconds = self._measured[0] - last_time
+        return (self._measured[1] - last_tokens) / seconds if seconds > 0 else 0.0
 
 
 class ModelRegistry:
@@ -63,7 +71,7 @@ class ModelRegistry:
         self._loaded: dict[str, ServedModel] = {}
         self._lock = threading.Lock()
         self._load_locks: dict[str, threading.Lock] = {}
-        self._tasks: dict[Path, tuple[int, str]] = {}
+        self._settings: dict[Path, tuple[int, dict[str, Any]]] = {}
 
     @property
     def loaded(self) -> list[ServedModel]:
@@ -90,18 +98,22 @@ class ModelRegistry:
             return path
         raise ApiError(404, f"there is no model {name!r}; GET /v1/models lists the models", param="model")
 
-    def read_task(self, name: str) -> str:
-        """Return the task of a run from its settings, or "" if they cannot be read."""
+    def read_settings(self, name: str) -> dict[str, Any]:
+        """Return the settings of a run as its file has them, which is fast; {} if they cannot be read."""
         path = self.path(name) / CONFIG_FILE
         try:
             modified = path.stat().st_mtime_ns
-            if (known := self._tasks.get(path)) and known[0] == modified:
+            if (known := self._settings.get(path)) and known[0] == modified:
                 return known[1]
-            task = str(tomllib.loads(path.read_text(encoding="utf-8")).get("task", ""))
+            settings = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
-            return ""
-        self._tasks[path] = modified, task
-        return task
+            return {}
+        self._settings[path] = modified, settings
+        return settings
+
+    def read_task(self, name: str) -> str:
+        """Return the task of a run, or "" if its settings cannot be read."""
+        return str(self.read_settings(name).get("task", ""))
 
     async def get(self, name: str | None = None, *, task: TaskName | None = None) -> ServedModel:
         """Return a model, which is loaded if it is not yet.
@@ -128,8 +140,6 @@ class ModelRegistry:
 
     def load(self, name: str) -> ServedModel:
         """Return a model, which is loaded in this thread if it is not yet."""
-        from triform.run import load
-
         path = self.path(name)
         with self._lock:
             load_lock = self._load_locks.setdefault(name, threading.Lock())
@@ -140,13 +150,15 @@ class ModelRegistry:
             if stamp is None and (path / CONFIG_FILE).exists():
                 raise CheckpointError(f"{path} has no trained model yet")
             run = load(path, device=self.options.device, precision=self.options.precision)
-            served = ServedModel(name=name, run=run, stamp=stamp or (0, 0, 0))
+            limits = {"max_batch": self.options.max_batch, "max_queue": self.options.max_queue}
+            worker = Worker(run, timeout=self.options.timeout, **limits)
+            served = ServedModel(name=name, run=run, worker=worker, stamp=stamp or (0, 0, 0))
             with self._lock:
                 replaced = self._loaded.pop(name, None)
                 self._loaded[name] = served
                 unused = self._pop_unused()
         for model in (*unused, *([replaced] if replaced else [])):
-            threading.Thread(target=partial(model.close, drain=self.options.timeout), daemon=True).start()
+            threading.Thread(target=partial(model.worker.close, drain=self.options.timeout), daemon=True).start()
         return served
 
     def close(self, *, drain: float) -> None:
@@ -155,7 +167,7 @@ class ModelRegistry:
         with self._lock:
             models, self._loaded = list(self._loaded.values()), {}
         for model in models:
-            model.close(drain=max(0.0, deadline - time.monotonic()))
+            model.worker.close(drain=max(0.0, deadline - time.monotonic()))
 
     def _find_loaded(self, name: str, path: Path) -> ServedModel | None:
         """Return a loaded model whose file has not changed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -9,7 +10,8 @@ from starlette.responses import Response
 
 from triform import __version__
 from triform.serving.endpoints import Call, Endpoint
-from triform.serving.metrics import PROMETHEUS_TYPE, PrometheusText
+from triform.serving.metrics import BATCH_SIZE_BUCKETS, PROMETHEUS_TYPE, Histogram, PrometheusText
+from triform.serving.models import ServedModel
 from triform.serving.openapi import describe_api
 
 
@@ -43,7 +45,44 @@ async def show_metrics(call: Call) -> Response:
         "Time from the head of a request to the last byte of its response.",
         [({"route": route}, histogram) for route, histogram in sorted(requests.seconds.items())],
     )
+    add_model_metrics(text, call.server.models.loaded)
     return Response(str(text), media_type=PROMETHEUS_TYPE)
+
+
+def add_model_metrics(text: PrometheusText, models: Sequence[ServedModel]) -> None:
+    """Add the measurements of the loaded models."""
+    stats = [({"model": model.name}, model.worker.stats) for model in models]
+    text.add(
+        "triform_queue_length",
+        "gauge",
+        "Requests that wait for a model.",
+        [(labels, model_stats.queued) for labels, model_stats in stats],
+    )
+    text.add(
+        "triform_running_rows",
+        "gauge",
+        "Texts that a model computes at the moment.",
+        [(labels, model_stats.running) for labels, model_stats in stats],
+    )
+    text.add(
+        "triform_generated_tokens_total",
+        "counter",
+        "Tokens that a model has generated.",
+        [(labels, model_stats.n_tokens) for labels, model_stats in stats],
+    )
+    text.add(
+        "triform_generated_tokens_per_second",
+        "gauge",
+        "Tokens that a model generates in a second, on average since the measurements were last read.",
+        [({"model": model.name}, model.measure_token_rate()) for model in models],
+    )
+    histograms = []
+    for labels, model_stats in stats:
+        histogram = Histogram(BATCH_SIZE_BUCKETS)
+        for size, count in model_stats.batch_sizes.items():
+            histogram.observe(size, count)
+        histograms.append((labels, histogram))
+    text.add_histograms("triform_batch_size_rows", "Texts that a model computed together.", histograms)
 
 
 async def show_openapi(call: Call) -> dict[str, Any]:

@@ -1,0 +1,252 @@
+"""Classification and embeddings in the dialects of text-embeddings-inference and vLLM."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import anyio.to_thread
+import msgspec
+from msgspec import Meta
+
+from triform.serving.endpoints import ApiError, Call, Endpoint
+from triform.serving.models import ServedModel
+
+if TYPE_CHECKING:
+    from triform.tasks import Prediction
+
+TOO_LONG_STATUS = 413  # as text-embeddings-inference answers
+PAIRS_MESSAGE = 'inputs: pairs of texts are not supported; send several texts as [["first"], ["second"]]'
+
+
+class PredictParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The parameters that clients of Hugging Face send."""
+
+    top_k: Annotated[int, Meta(ge=1)] | None = None
+    function_to_apply: Literal["softmax"] | None = None
+
+
+class PredictRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A text to classify, or several as a list of lists with one text each."""
+
+    inputs: str | list[str | list[str]]
+    truncate: bool | None = None
+    truncation_direction: Literal["Right", "right"] | None = None
+    raw_scores: bool | None = None
+    parameters: PredictParameters | None = None
+    model: str | None = None
+
+
+class Label(msgspec.Struct, kw_only=True):
+    """A label with its probability."""
+
+    score: float
+    label: str
+
+
+class ClassifyRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A text to classify, or several."""
+
+    input: str | list[str]
+    model: str | None = None
+    truncate_prompt_tokens: Literal[-1] | None = None
+    user: str | None = None
+
+
+class Classification(msgspec.Struct, kw_only=True):
+    """The label of a text, and the probabilities of all labels."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassificationUsage(msgspec.Struct, kw_only=True):
+    """Numbers of tokens."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int = 0
+    prompt_tokens_details: None = None
+
+
+class ClassifyResponse(msgspec.Struct, kw_only=True):
+    """The classifications of all texts."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Classification]
+    usage: ClassificationUsage
+
+
+class EmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Texts whose vectors are wanted."""
+
+    inputs: str | list[str]
+    normalize: bool | None = None
+    truncate: bool | None = None
+    truncation_direction: Literal["Right", "right"] | None = None
+    model: str | None = None
+
+
+async def predict(call: Call) -> list[Label] | list[list[Label]]:
+    """Return the labels of texts, the most probable first."""
+    body: PredictRequest = call.body
+    texts, is_batch = parse_inputs(body.inputs)
+    if body.raw_scores:
+        message = "raw_scores: this parameter is not supported; scores are probabilities"
+        raise ApiError(400, message, param="raw_scores")
+    served = await get_classifier(call, body.model)
+    await count_tokens(call, served, texts, name="inputs", truncate=bool(body.truncate))
+    top_k = body.parameters.top_k if body.parameters else None
+    labels = [rank_labels(prediction)[:top_k] for prediction in await served.worker.predict(texts)]
+    return labels if is_batch else labels[0]
+
+
+def parse_inputs(inputs: str | list[str | list[str]]) -> tuple[list[str], bool]:
+    """Return the texts and whether they are a batch. A list of two texts is a pair in this dialect."""
+    if isinstance(inputs, str):
+        return [inputs], False
+    if inputs and all(isinstance(item, str) for item in inputs):
+        if len(inputs) > 1:
+            raise ApiError(400, PAIRS_MESSAGE, param="inputs")
+        return [str(inputs[0])], False
+    texts = []
+    for item in inputs:
+        if isinstance(item, str) or len(item) != 1:
+            raise ApiError(400, PAIRS_MESSAGE, param="inputs")
+        texts.append(item[0])
+    return texts, True
+
+
+def rank_labels(prediction: Prediction) -> list[Label]:
+    """Return the labels of a text, the most probable first."""
+    assert prediction.probabilities is not None
+    ranked = sorted(prediction.probabilities.items(), key=lambda item: -item[1])
+    return [Label(score=probability, label=label) for label, probability in ranked]
+
+
+async def classify(call: Call) -> ClassifyResponse:
+    """Return the probabilities of all labels in their order."""
+    body: ClassifyRequest = call.body
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    served = await get_classifier(call, body.model)
+    n_tokens = await count_tokens(
+        call, served, texts, name="input", truncate=body.truncate_prompt_tokens is not None, too_long_status=400
+    )
+    data = []
+    for index, prediction in enumerate(await served.worker.predict(texts)):
+        assert prediction.probabilities is not None
+        probabilities = list(prediction.probabilities.values())
+        data.append(
+            Classification(
+                index=index, label=prediction.output, probs=probabilities, num_classes=len(probabilities)
+            )
+        )
+    return ClassifyResponse(
+        id=f"classify-{secrets.token_hex(16)}",
+        created=int(time.time()),
+        model=served.name,
+        data=data,
+        usage=ClassificationUsage(prompt_tokens=n_tokens, total_tokens=n_tokens),
+    )
+
+
+async def embed(call: Call) -> list[list[float]]:
+    """Return the pooled vector of each text."""
+    body: EmbedRequest = call.body
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    served = await get_classifier(call, body.model)
+    await count_tokens(call, served, texts, name="inputs", truncate=bool(body.truncate))
+    vectors = await served.worker.embed(texts)
+    return vectors if body.normalize is False else [normalize_vector(vector) for vector in vectors]
+
+
+def normalize_vector(vector: Sequence[float]) -> list[float]:
+    """Return a vector of length 1 with the same direction."""
+    length = math.hypot(*vector) or 1.0
+    return [value / length for value in vector]
+
+
+async def get_classifier(call: Call, model: str | None) -> ServedModel:
+    """Return the classifier that a request names in its body or after `?`, or the only one."""
+    return await call.server.models.get(model or call.query.get("model"), task="classify")
+
+
+async def count_tokens(
+    call: Call,
+    served: ServedModel,
+    texts: Sequence[str],
+    *,
+    name: str,
+    truncate: bool,
+    too_long_status: int = TOO_LONG_STATUS,
+) -> int:
+    """Return the number of tokens that the classifier reads.
+
+    Raises:
+        ApiError: There is no text or too many, one is empty, or one is too long and may not be cut.
+    """
+    max_queue = call.server.options.max_queue
+    if not texts or not all(text.strip() for text in texts):
+        raise ApiError(400, f"{name}: a text is empty" if texts else f"{name}: there are no texts", param=name)
+    if len(texts) > max_queue:
+        raise ApiError(
+            too_long_status, f"{name}: {len(texts)} texts are more than the {max_queue} that may wait", param=name
+        )
+
+    def count() -> list[int]:
+        special = served.run.task.tokenizer.special_tokens
+        n_special = len(special.before) + len(special.after)
+        return [len(tokens) + n_special for tokens in served.run.task.tokenizer.encode_batch(texts)]
+
+    lengths, max_len = await anyio.to_thread.run_sync(count), served.run.config.data.max_len
+    if max(lengths) > max_len and not truncate:
+        raise ApiError(
+            too_long_status,
+            f"{name}: a text has {max(lengths)} tokens, and this model reads at most {max_len}; to read only its "
+            f"beginning, send {'truncate=true' if name == 'inputs' else 'truncate_prompt_tokens=-1'}",
+            param=name,
+        )
+    return sum(min(length, max_len) for length in lengths)
+
+
+MODEL_QUERY: dict[str, Any] = {"model": str}
+ENDPOINTS = (
+    Endpoint(
+        method="POST",
+        path="/predict",
+        handler=predict,
+        dialect="text",
+        summary="Classify texts, as text-embeddings-inference does.",
+        request=PredictRequest,
+        response=list[Label | list[Label]],
+        query=MODEL_QUERY,
+    ),
+    Endpoint(
+        method="POST",
+        path="/classify",
+        handler=classify,
+        dialect="openai",
+        summary="Classify texts, as vLLM does.",
+        request=ClassifyRequest,
+        response=ClassifyResponse,
+        query=MODEL_QUERY,
+    ),
+    Endpoint(
+        method="POST",
+        path="/embed",
+        handler=embed,
+        dialect="text",
+        summary="Return the pooled vectors of texts, as text-embeddings-inference does.",
+        request=EmbedRequest,
+        response=list[list[float]],
+        query=MODEL_QUERY,
+    ),
+)
