@@ -46,7 +46,8 @@ class TextStream:
         self.n_released = 0  # characters that `pop` has returned
         self._stable = 0  # characters that do not change any more; those not released are in `_pending`
         self._pending = ""
-        self._infos: deque[tuple[TokenInfo, int]] = deque()  # with the length of the text after the token
+        self._infos: deque[tuple[TokenInfo, int]] = deque()  # not released: with the length of the text after it
+        self._token_text = ""  # text that was released, but not with a token
         self._decoder = _WindowDecoder(self) if tokenizer.lossless else _FullDecoder(self)
 
     def append(self, token: int, logprobs: TokenLogprobs | None = None) -> None:
@@ -59,10 +60,9 @@ class TextStream:
                 (alternative, self._text_of(alternative), value) for alternative, value in logprobs.alternatives
             )
         self.tokens.append(token)
-        text, stable_text = self._decoder.append(token)
-        info = TokenInfo(token, text, None if logprobs is None else logprobs.logprob, alternatives)
+        self._add_stable(self._decoder.append(token))
+        info = TokenInfo(token, "", None if logprobs is None else logprobs.logprob, alternatives)
         self._infos.append((info, self._decoder.length))
-        self._add_stable(stable_text)
 
     def _text_of(self, token: int) -> str:
         """Return the text that a token would add, or a readable form of it if that is no complete character."""
@@ -84,24 +84,40 @@ class TextStream:
         n_held = 0 if self.stopped else max((_overlap(self._pending, stop) for stop in self.stop), default=0)
         n_free = len(self._pending) - n_held
         text, self._pending = self._pending[:n_free], self._pending[n_free:]
-        self.n_released += len(text)
         # A token that ends within a character waits for the token that completes it.
-        ready = [index for index, (info, end) in enumerate(self._infos) if info.text and end <= self.n_released]
-        return text, tuple(self._infos.popleft()[0] for _ in range(ready[-1] + 1 if ready else 0))
+        start, self.n_released, n_tokens = self._start(), self.n_released + len(text), 0
+        for index, (_, end) in enumerate(self._infos, 1):
+            if start < end <= self.n_released:
+                n_tokens = index
+        return text, self._pop_infos(text, n_tokens)
 
     def finish(self) -> tuple[str, tuple[TokenInfo, ...]]:
         """Return all text that `pop` has not returned yet, and its tokens, when no token follows."""
         if not self.stopped:
-            text = self.full_text(self.tokens)
-            if self._infos and (rest := text[self._decoder.length :]):  # it ends within a character
-                info, _ = self._infos.pop()
-                self._infos.append((replace(info, text=info.text + rest), len(text)))
-            self._add_stable(text[self._stable :])
+            self._add_stable(self.full_text(self.tokens)[self._stable :])
         text, self._pending = self._pending, ""
-        self.n_released += len(text)
-        infos = [info for info, end in self._infos if not self.stopped or end - len(info.text) < self.n_released]
-        self._infos.clear()
-        return text, tuple(infos)
+        start, self.n_released, n_tokens = self._start(), self.n_released + len(text), 0
+        for _, end in self._infos:
+            n_tokens += not self.stopped or start < self.n_released
+            start = end
+        if n_tokens:  # the last one has all the rest
+            self._infos[n_tokens - 1] = (self._infos[n_tokens - 1][0], self.n_released)
+        return text, self._pop_infos(text, n_tokens)
+
+    def _start(self) -> int:
+        """Return the length of the text that was released with its tokens."""
+        return self.n_released - len(self._token_text)
+
+    def _pop_infos(self, text: str, n_tokens: int) -> tuple[TokenInfo, ...]:
+        """Return the next tokens, each with its part of the text that was released."""
+        self._token_text += text
+        infos = []
+        for _ in range(n_tokens):
+            info, end = self._infos.popleft()
+            length = max(0, end - self._start())
+            infos.append(replace(info, text=self._token_text[:length]))
+            self._token_text = self._token_text[length:]
+        return tuple(infos)
 
     def full_text(self, tokens: Sequence[int]) -> str:
         """Return the text that tokens add to the prompt."""
@@ -126,8 +142,8 @@ class _WindowDecoder:
         self.n_read = len(self.decode(self.window))  # characters of the window that were returned
         self.length = 0
 
-    def append(self, token: int) -> tuple[str, str]:
-        """Return the text that a token adds, and the text that is stable now, which is the same."""
+    def append(self, token: int) -> str:
+        """Return the text that a token adds."""
         self.window.append(token)
         text = _strip_incomplete(self.decode(self.window))[self.n_read :]
         self.n_read += len(text)
@@ -135,7 +151,7 @@ class _WindowDecoder:
         if len(self.window) > MAX_WINDOW_TOKENS:
             self.window = self.window[-TAIL_TOKENS:]
             self.n_read = len(_strip_incomplete(self.decode(self.window)))
-        return text, text
+        return text
 
 
 class _FullDecoder:
@@ -149,20 +165,19 @@ class _FullDecoder:
         self.texts: deque[str] = deque([""], maxlen=3)  # the last ones
         self.n_decoded = self.n_stable = self.length = 0
 
-    def append(self, token: int) -> tuple[str, str]:
-        """Return the text that a token adds, and the text that is stable now."""
+    def append(self, token: int) -> str:
+        """Return the text that is stable now and was not before."""
         n_tokens = len(self.stream.tokens)
         if n_tokens - self.n_decoded < n_tokens / EXACT_STEPS:
-            return "", ""
+            return ""
         self.n_decoded = n_tokens
         self.texts.append(_strip_incomplete(self.stream.full_text(self.stream.tokens)))
-        added = self.texts[-1][self.length :]
         self.length = len(self.texts[-1])
         if len(self.texts) < 3:
-            return added, ""
+            return ""
         stable = _common_prefix(*(text[self.n_stable :] for text in self.texts))
         self.n_stable += len(stable)
-        return added, stable
+        return stable
 
 
 def _common_prefix(*texts: str) -> str:
