@@ -198,6 +198,7 @@ class SamplePicker(TokenPicker):
 
     def allocate(self, n_rows: int, n_steps: int) -> None:
         device, n_settings = self.banned.device, len(RowSettings._fields)
+        self.rows: list[Row | None] = []  # whose settings are in `mode` and `inputs`
         self.inputs = torch.zeros(n_settings + n_steps, n_rows, dtype=torch.float64, device=device)
         # The chosen token's log probability comes first, then those of the alternatives.
         self.logprobs = torch.full((n_steps, n_rows, 1 + MAX_ALTERNATIVES), NEG_INF, device=device).double()
@@ -208,28 +209,33 @@ class SamplePicker(TokenPicker):
         return row_class(row_id, request, initial_tokens)
 
     def prepare(self, rows: Sequence[Row | None], n_steps: int) -> None:
+        if rows != self.rows:
+            self._change_rows(list(rows), n_steps)
+        if self.mode.sample:
+            unused = torch.zeros(n_steps, dtype=torch.float64)
+            uniforms = [row.draw(n_steps) if isinstance(row, SampledRow) else unused for row in rows]
+            n_settings = len(RowSettings._fields)
+            self.inputs[n_settings : n_settings + n_steps] = torch.stack(uniforms, dim=1).to(self.inputs.device)
+
+    def _change_rows(self, rows: list[Row | None], n_steps: int) -> None:
         self.mode = required_mode(rows)
-        if self.mode == PickerMode():
-            return
         if self.inputs.shape[1] != len(rows):
             self.allocate(len(rows), n_steps)
         if self.mode.sample:
-            sampled = [row if isinstance(row, SampledRow) else None for row in rows]
-            settings = [GREEDY_SETTINGS if row is None else row.settings for row in sampled]
-            unused = torch.zeros(n_steps, dtype=torch.float64)
-            uniforms = [unused if row is None else row.draw(n_steps) for row in sampled]
-            columns = torch.cat([torch.tensor(settings, dtype=torch.float64), torch.stack(uniforms)], dim=1)
-            self.inputs[: columns.shape[1]] = columns.T.to(self.inputs.device)
+            settings = [row.settings if isinstance(row, SampledRow) else GREEDY_SETTINGS for row in rows]
+            columns = torch.tensor(settings, dtype=torch.float64).T
+            self.inputs[: len(columns)] = columns.to(self.inputs.device)
+        self.rows = rows
 
     def pick(self, logits: Tensor, step: Tensor) -> tuple[Tensor, Tensor | None]:
         allowed_logits = logits.index_fill(-1, self.banned, NEG_INF)  # (B, 1, V)
-        tokens = allowed_logits.argmax(dim=-1)
+        tokens = allowed_logits.argmax(dim=-1) if self.mode.greedy else logits.new_empty(0, dtype=torch.long)
         if self.mode.sample:
             n_settings = len(RowSettings._fields)
             settings = RowSettings(*self.inputs[:n_settings, :, None])
             uniforms = self.inputs.index_select(0, step + n_settings).T  # (B, 1)
-            sampled = sample_from_uniform(allowed_logits[:, 0], uniforms, settings, self.mode)
-            tokens = tokens.where(settings.greedy > 0, sampled[:, None])
+            sampled = sample_from_uniform(allowed_logits[:, 0], uniforms, settings, self.mode)[:, None]
+            tokens = tokens.where(settings.greedy > 0, sampled) if self.mode.greedy else sampled
         if self.mode.logprobs:
             self._store_logprobs(logits[:, 0], tokens, step)
         return tokens, None
@@ -262,6 +268,7 @@ def required_mode(rows: Sequence[Row | None]) -> PickerMode:
     sampled = [row.request.decode for row in rows if isinstance(row, SampledRow)]
     max_k = max((decode.top_k for decode in sampled), default=0)
     return PickerMode(
+        greedy=any(row is not None and not isinstance(row, SampledRow) for row in rows) or not sampled,
         sample=bool(sampled),
         max_k=1 << (max_k - 1).bit_length() if max_k else 0,
         top_p=any(decode.top_p < 1 for decode in sampled),

@@ -58,6 +58,7 @@ def top_p(logits: Tensor, p: Tensor) -> Tensor:  # (B, V), (B, 1) -> (B, V)
 class PickerMode(NamedTuple):
     """What a step computes for the rows of a batch. Rows that do not need a part of it get the same tokens."""
 
+    greedy: bool = True
     sample: bool = False
     max_k: int = 0  # at least the largest top_k; 0: all are 0
     top_p: bool = False
