@@ -20,7 +20,7 @@ import pytest
 from triform.errors import CheckpointError
 from triform.io import locks
 from triform.io.files import remove_leftovers, temporary_path, write_text
-from triform.io.locks import LOCK_FILE, folder_lock
+from triform.io.locks import LOCK_FILE, find_lock_holder, folder_lock
 from triform.run import load
 
 HOLDER_SCRIPT = """
@@ -282,3 +282,33 @@ def test_several_seeds_and_a_single_run_do_not_share_a_folder(tmp_path: Path) ->
     outcomes = train_concurrently(tmp_path, tmp_path / "run", ("several", "1"))
     assert sum(line.startswith("made") for line in outcomes.values()) == 1
     assert (tmp_path / "run" / "config.toml").exists() != (tmp_path / "run" / "seed-0").exists()
+
+
+@posix
+def test_the_holder_of_a_lock_is_known_without_disturbing_it_and_a_killed_one_holds_nothing(tmp_path: Path) -> None:
+    assert find_lock_holder(tmp_path) is None
+    process = start_holder(tmp_path)
+    try:
+        for _ in range(3):
+            holder = find_lock_holder(tmp_path)
+            assert holder is not None
+            assert (holder.pid, holder.host, holder.purpose) == (process.pid, socket.gethostname(), "testing")
+    finally:
+        process.kill()
+        process.wait()
+    assert (tmp_path / LOCK_FILE).exists()
+    assert find_lock_holder(tmp_path) is None
+
+
+def test_a_lock_file_without_a_lock_has_no_holder(tmp_path: Path) -> None:
+    for text in ("", "{", '{"pid": 1, "host": "elsewhere", "purpose": "training", "since": "yesterday"}'):
+        (tmp_path / LOCK_FILE).write_text(text, encoding="utf-8")
+        assert find_lock_holder(tmp_path) is None
+
+
+def test_this_process_is_found_as_a_holder_too(tmp_path: Path) -> None:
+    with folder_lock(tmp_path, "testing"):
+        holder = find_lock_holder(tmp_path)
+        assert holder is not None
+        assert holder.pid == os.getpid()
+    assert find_lock_holder(tmp_path) is None

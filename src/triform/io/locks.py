@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -24,6 +25,57 @@ POLL_SECONDS = 0.1
 MAX_TRIES = 100  # attempts to create a folder that another process removes at the same moment
 _held_handles: set[int] = set()  # open lock files of this process
 _fork_hook: list[bool] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockHolder:
+    """The process that holds the lock of a folder. The fields are empty if it has not written its name."""
+
+    pid: int = 0
+    host: str = ""
+    purpose: str = ""
+    since: str = ""
+
+    def __str__(self) -> str:
+        if not self.pid:
+            return "another process"
+        return f"process {self.pid} on {self.host} ({self.purpose}, since {self.since})"
+
+
+def find_lock_holder(folder: Path) -> LockHolder | None:
+    """Return the process that holds the lock of a folder, or None if no process does.
+
+    A killed process leaves its lock file behind. The lock itself is tried only if the process that the file names
+    could be alive, so that a process that wants the lock at this moment is not disturbed.
+    """
+    try:
+        handle = os.open(folder / LOCK_FILE, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        holder = _read_holder(handle, tries=1)
+        if holder.host == socket.gethostname() and not _is_alive(holder.pid):
+            return None
+        _try_lock(handle)
+    except BlockingIOError:
+        return holder
+    except OSError:  # the file system has no locks, so the name is all there is
+        return holder if holder.pid else None
+    finally:
+        os.close(handle)
+    return None
+
+
+def _is_alive(pid: int) -> bool:
+    if sys.platform == "win32":  # os.kill would end the process there
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # the process of another user
+        return True
+    return True
 
 
 @contextmanager
@@ -140,16 +192,19 @@ def _write_holder(handle: int, purpose: str) -> None:
         os.write(handle, json.dumps(holder).encode())
 
 
-def _read_holder(handle: int) -> str:
-    """Return a description of the process that holds the lock."""
-    for _ in range(5):  # the holder may be writing its name at this moment
+def _read_holder(handle: int, tries: int = 5) -> LockHolder:
+    """Return the process that wrote its name into the lock file."""
+    for attempt in range(tries):  # the holder may be writing its name at this moment
+        if attempt:
+            time.sleep(POLL_SECONDS)
         try:
             os.lseek(handle, 0, os.SEEK_SET)
             holder = json.loads(os.read(handle, HOLDER_BYTES))
-            return f"process {holder['pid']} on {holder['host']} ({holder['purpose']}, since {holder['since']})"
+            texts = {name: str(holder[name]) for name in ("host", "purpose", "since")}
+            return LockHolder(pid=int(holder["pid"]), **texts)
         except (OSError, ValueError, KeyError, TypeError):
-            time.sleep(POLL_SECONDS)
-    return "another process"
+            continue
+    return LockHolder()
 
 
 if sys.platform == "win32":
