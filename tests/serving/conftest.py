@@ -1,4 +1,4 @@
-"""A folder of tiny runs, made once: one of each task, and one classifier with two seeds."""
+"""Folders of tiny runs, made once: one of each task, one classifier with two seeds, and a study."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from starlette.testclient import TestClient
 
+from triform.experiments.study.runner import compare
 from triform.launch import train
 from triform.serving import ServerOptions, create_app
 
@@ -62,8 +63,8 @@ def connect() -> Iterator[Connect]:
 @contextmanager
 def run_server(options: ServerOptions) -> Iterator[str]:
     """Run a server in a thread and yield its address, which has no final slash."""
-    config = uvicorn.Config(create_app(options), port=0, log_level="warning", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
+    app = create_app(options)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     deadline = time.monotonic() + 30
@@ -72,6 +73,7 @@ def run_server(options: ServerOptions) -> Iterator[str]:
         time.sleep(0.02)
     port = server.servers[0].sockets[0].getsockname()[1]
     yield f"http://127.0.0.1:{port}"
+    app.state.server.stopping.set()
     server.should_exit = True
     thread.join(timeout=30)
 
@@ -80,3 +82,14 @@ def run_server(options: ServerOptions) -> Iterator[str]:
 def start_server() -> StartServer:
     """Start a server of a test's own: `with start_server(ServerOptions(...)) as address`."""
     return run_server
+
+
+@pytest.fixture(scope="session")
+def study_folder(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the finished study `width`, whose variants `narrow` and `broad` have three seeds each."""
+    folder = tmp_path_factory.mktemp("studies")
+    common = {"data.train": str(data_folder / "rows.tsv"), "tokenizer.kind": "word", "model": MODEL, "train": TRAIN}
+    variants = {"narrow": {"model.d_model": 8}, "broad": {"model.d_model": 24}}
+    study = {"name": "width", "task": "classify", "seeds": 3, "common": common, "variants": variants}
+    compare(study, out=folder / "width", device="cpu", quiet=True)
+    return folder

@@ -16,6 +16,7 @@ from triform.io.run_layout import CONFIG_FILE, METRICS_FILE
 from triform.reporting.charts import Point
 
 Event = Mapping[str, Any]
+EVENT_KINDS = ("start", "notice", "train", "valid", "monitor", "best", "resume", "sample", "test", "end")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +100,7 @@ def read_history(folder: Path) -> RunHistory:
         lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
     except OSError as error:
         raise DataError("there is no metrics.jsonl; pass the folder of a training run", path=path) from error
-    kinds = ("start", "notice", "train", "valid", "monitor", "best", "resume", "sample", "test", "end")
-    events: dict[str, list[Event]] = {kind: [] for kind in kinds}
+    parsed: list[Event] = []
     n_unreadable = 0
     for line_number, line in enumerate(lines, start=1):
         try:
@@ -108,17 +108,26 @@ def read_history(folder: Path) -> RunHistory:
         except (ValueError, RecursionError):
             n_unreadable += line_number < len(lines)
             continue
-        kind = event.get("event") if isinstance(event, dict) else None
+        if isinstance(event, dict):
+            parsed.append(event)
+    name, settings = folder.resolve().name, _read_settings(folder)
+    return build_history(name, parsed, settings=settings, n_unreadable=n_unreadable)
+
+
+def build_history(
+    name: str, parsed: Sequence[Event], *, settings: Mapping[str, Any] | None = None, n_unreadable: int = 0
+) -> RunHistory:
+    """Return the history of a run from its events, in the order in which they were recorded."""
+    events: dict[str, list[Event]] = {kind: [] for kind in EVENT_KINDS}
+    for event in parsed:
+        kind = event.get("event")
         if not isinstance(kind, str) or kind not in events:  # perhaps from another version
             continue
         if kind == "resume":
             _drop_events_after(events, event.get("step"))
         events[kind].append(event)
     start = events["start"][-1] if events["start"] else {}
-    name = folder.resolve().name
-    return RunHistory(
-        name=name, start=start, events=events, settings=_read_settings(folder), n_unreadable=n_unreadable
-    )
+    return RunHistory(name=name, start=start, events=events, settings=settings, n_unreadable=n_unreadable)
 
 
 def _drop_events_after(events: dict[str, list[Event]], step: Any) -> None:

@@ -13,7 +13,15 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from triform.serving import attention_api, openai_api, operations, text_api, translate_api
+from triform.serving import (
+    attention_api,
+    compare_api,
+    openai_api,
+    operations,
+    runs_api,
+    text_api,
+    translate_api,
+)
 from triform.serving.endpoints import ApiError, Dialect, Endpoint, render_error, to_route
 from triform.serving.metrics import MetricsMiddleware
 from triform.serving.models import ModelRegistry
@@ -28,6 +36,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *translate_api.ENDPOINTS,
     *operations.ENDPOINTS,
     *attention_api.ENDPOINTS,
+    *runs_api.ENDPOINTS,
+    *compare_api.ENDPOINTS,
 )
 DRAIN_SECONDS = 20.0  # for requests that are running when the server stops
 

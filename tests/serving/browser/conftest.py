@@ -5,26 +5,24 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import uvicorn
 
-from triform.serving import ServerOptions, create_app
+from triform.serving import ServerOptions
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, ConsoleMessage, Page
 
 StartServer = Callable[[ServerOptions], AbstractContextManager[str]]
+StartStudio = Callable[..., str]
 OpenTab = Callable[..., "Page"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while Playwright runs, no other event loop can run in this thread
 def browser() -> Iterator[Browser]:
     missing = [name for name, is_installed in [
         ("playwright", importlib.util.find_spec("playwright")),
@@ -41,50 +39,44 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@contextmanager
-def run_server(options: ServerOptions) -> Iterator[str]:
-    """Run a server in a thread and yield its address, which has no final slash."""
-    config = uvicorn.Config(create_app(options), port=0, log_level="warning", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    deadline = time.monotonic() + 30
-    while not server.started:
-        assert time.monotonic() < deadline, "the server does not start"
-        time.sleep(0.02)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join(timeout=30)
-
-
 @pytest.fixture(scope="session")
-def studio(runs_folder: Path) -> Iterator[str]:
+def studio(start_server: StartServer, runs_folder: Path) -> Iterator[str]:
     """The address of a studio over the folder of tiny runs. Tests must not change these runs."""
-    with run_server(ServerOptions(folder=runs_folder, page=True, device="cpu")) as address:
+    with start_server(ServerOptions(folder=runs_folder, page=True, device="cpu")) as address:
         yield address
 
 
-@pytest.fixture(scope="session")
-def start_server() -> StartServer:
-    """Start a server of a test's own: `with start_server(ServerOptions(...)) as address`."""
-    return run_server
+@pytest.fixture
+def start_studio(start_server: StartServer) -> Iterator[StartStudio]:
+    """Start a studio for one test: `address = start_studio(folder=folder)`."""
+    with ExitStack() as servers:
+        yield lambda **options: servers.enter_context(
+            start_server(ServerOptions(page=True, device="cpu", **options))
+        )
 
 
 @pytest.fixture
-def open_tab(browser: Browser) -> Iterator[OpenTab]:
+def open_tab(browser: Browser, start_studio: StartStudio) -> Iterator[OpenTab]:
     """Open tabs: `open_tab(address, "#/runs", width=420, dark=True)`.
 
-    The test fails if a tab wrote to the console, raised an error, or requested anything from another host.
+    The test fails if a tab wrote to the console, raised an error, or requested anything from another host. The
+    browser writes to the console about a response with an error; `allow_status` is the status that a test expects.
+    Tabs are closed before the servers of `start_studio` stop.
     """
     complaints: list[str] = []
     tabs: list[Page] = []
 
-    def open_one(address: str, fragment: str = "", *, width: int = 1280, dark: bool = False) -> Page:
+    def open_one(
+        address: str, fragment: str = "", *, width: int = 1280, dark: bool = False, allow_status: int = 0
+    ) -> Page:
+        def check_message(message: ConsoleMessage) -> None:
+            if not (allow_status and f"status of {allow_status} " in message.text):
+                complaints.append(f"console: {message.text}")
+
         tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light")
         tabs.append(tab)
         tab.set_default_timeout(20_000)
-        tab.on("console", lambda message: complaints.append(f"console: {message.text}"))
+        tab.on("console", check_message)
         tab.on("pageerror", lambda error: complaints.append(f"error: {error}"))
         tab.on(
             "request",

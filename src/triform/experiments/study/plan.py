@@ -214,7 +214,7 @@ def _has_validation(settings: Settings) -> bool:
     return bool(data_config.valid or data_config.valid_source or data_config.valid_fraction)
 
 
-def _validation_source(settings: Settings) -> tuple[object, ...]:
+def validation_source(settings: Settings) -> tuple[object, ...]:
     """Return the settings that determine the validation rows."""
     resolved = flatten_config(build_config(settings))
     validation_files = tuple(resolved[f"data.{key}"] for key in ("valid", "valid_source", "valid_target"))
@@ -222,7 +222,7 @@ def _validation_source(settings: Settings) -> tuple[object, ...]:
     return validation_files if any(validation_files) else split_settings
 
 
-def _vocabulary_settings(settings: Settings) -> tuple[object, ...]:
+def vocabulary_settings(settings: Settings) -> tuple[object, ...]:
     """Return the settings that determine the tokens of a text. BPE dropout affects only training text."""
     resolved = flatten_config(build_config(settings))
     tokenizer_settings = [
@@ -243,14 +243,14 @@ def _validate_comparable(study: Study, origin: str) -> None:
     for other in others:
         pair_location = f"{origin}: {first.name} and {other.name}"
         per_token = study.task != "classify" and study.metric in PER_TOKEN_METRICS
-        if per_token and _vocabulary_settings(first.settings) != _vocabulary_settings(other.settings):
+        if per_token and vocabulary_settings(first.settings) != vocabulary_settings(other.settings):
             suggested = "bits_per_byte" if study.task == "generate" else "bleu"
             raise ConfigError(
                 f"{pair_location} differ in their vocabulary, so their {study.metric} is not the same measure: "
                 f'compare by metric = "{suggested}"'
             )
         is_validated = _has_validation(first.settings)
-        same_rows = _validation_source(first.settings) == _validation_source(other.settings) or (
+        same_rows = validation_source(first.settings) == validation_source(other.settings) or (
             study.test_files and not is_validated
         )
         if is_validated != _has_validation(other.settings) or not same_rows:

@@ -75,8 +75,9 @@ onMissingToken(async () => {
 });
 
 takeTokenFromAddress();
-addEventListener('hashchange', event => {
-  if (location.hash === '#view') { view.focus(); history.replaceState(null, '', event.oldURL); return; }
-  show();
+document.querySelector('.skip').addEventListener('click', event => {  // the address is that of the tab
+  event.preventDefault();
+  view.focus();
 });
+addEventListener('hashchange', () => show());
 show({focus: false});

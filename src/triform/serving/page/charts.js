@@ -1,10 +1,11 @@
 // Line charts with the look of the report, drawn by uPlot: a legend with the last values, a tooltip, arrow keys.
 
 /* global uPlot */
-import {create, formatNumber} from './dom.js';
+import {create, formatMetric, formatNumber} from './dom.js';
 
 export const TONES = 'abcdefgh';  // colours of the style sheet; further curves repeat them, dashed
 const LOG_RATIO = 20;  // a curve whose largest value is this many times its smallest is drawn on a log scale
+const INCREMENTS = Array.from({length: 12}, (_, power) => [1, 2, 5].map(factor => factor * 10 ** power)).flat();  // steps are whole
 const cssColour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // The colour of a curve by its position in a list: {tone, dashed}.
@@ -22,7 +23,11 @@ export function smooth(points) {
 
 // Create a chart: {node, update, destroy}. `update(curves)` draws other curves, which are objects
 // {name, points: [[step, value], …], tone, faint, dashed, dots, band: [[step, low, high], …]}.
-export function createChart({title, format = formatNumber, allowLog = false, small = false, xTitle = 'step'}) {
+// `metric` is a metric as the API describes it; without it, values are plain numbers.
+export function createChart({title, metric = null, allowLog = false, small = false, xTitle = 'step'}) {
+  const format = value => formatMetric(metric, value);
+  const formatTick = value => formatNumber((metric?.scale ?? 1) * value) + (metric?.unit ?? '');
+  const limit = metric?.unit ? 1 / metric.scale * 100 : Infinity;  // a share ends at 100 %
   const legend = create('ul', {class: 'legend'});
   const tip = create('div', {class: 'tip', role: 'status'});
   const plot = create('div', {class: 'canvas', tabindex: '0', role: 'group'}, tip);
@@ -74,10 +79,11 @@ export function createChart({title, format = formatNumber, allowLog = false, sma
     }
     return {
       width: Math.max(plot.clientWidth, 120), height, series, bands, legend: {show: false}, padding: [8, 12, 0, 0],
-      scales: {x: {time: false}, y: log ? {distr: 3} : {range: (_, min, max) => pad(min, max)}},
+      scales: {x: {time: false, range: (_, min, max) => min === max ? [min - 1, max + 1] : [min, max]},
+        y: log ? {distr: 3, range: (_, min, max) => [min / 1.1, max * 1.1]} : {range: (_, min, max) => pad(min, max, limit)}},
       axes: [
-        {...axis, size: 30, grid: {show: false}, values: (_, ticks) => ticks.map(tick => formatNumber(tick))},
-        {...axis, size: 56, values: (_, ticks) => ticks.map(tick => tick === null ? '' : format(tick, true))},
+        {...axis, size: 30, grid: {show: false}, incrs: INCREMENTS, values: (_, ticks) => ticks.map(formatNumber)},
+        {...axis, size: 58, values: (_, ticks) => ticks.map(formatTick), ...(log ? {splits: logTicks, filter: (_, ticks) => ticks} : {})},
       ],
       cursor: {y: false, drag: {x: false, y: false}, points: {size: 8}},
       hooks: {setCursor: [chart => {
@@ -143,9 +149,18 @@ export function createChart({title, format = formatNumber, allowLog = false, sma
   }};
 }
 
-function pad(min, max) {
+function pad(min, max, limit) {
   const margin = max > min ? 0.06 * (max - min) : Math.abs(max) / 2 || 1;
-  return [min >= 0 && min - margin < 0 ? 0 : min - margin, max + margin];
+  return [min >= 0 && min - margin < 0 ? 0 : min - margin, max <= limit ? Math.min(limit, max + margin) : max + margin];
+}
+
+// Ticks of a log scale: powers of ten, with their halves and doubles if they are few.
+function logTicks(chart, axis, min, max) {
+  const factors = Math.log10(max / min) > 3 ? [1] : [1, 2, 5], ticks = [];
+  for (let power = Math.floor(Math.log10(min)); power <= Math.ceil(Math.log10(max)); power++) {
+    for (const factor of factors) ticks.push(factor * 10 ** power);
+  }
+  return ticks.filter(tick => tick >= min && tick <= max);
 }
 
 // The point nearest to a step; the points are sorted by step.
