@@ -62,6 +62,12 @@ def test_the_source_may_be_left_to_the_server(client: TestClient) -> None:
     assert client.post("/translate", json={"q": TEXTS, **body}).json()["detectedLanguage"] == [detected] * 2
 
 
+def test_the_target_may_be_left_to_the_model(client: TestClient) -> None:
+    body = {"q": TEXTS[0], "source": "en"}
+    expected = client.post("/translate", json={**body, "target": "fr"}).json()
+    assert client.post("/translate", json={**body, "target": "auto"}).json() == expected
+
+
 def test_alternatives_are_the_next_hypotheses_of_beam_search(client: TestClient, run: triform.Run) -> None:
     hypotheses = [alternative.text for alternative in run.predict(TEXTS[0], top=4)[0].alternatives]
     answer = client.post("/translate", data={"q": TEXTS[0], **EN_FR, "alternatives": "3"}).json()

@@ -105,7 +105,7 @@ function buildPanes(container) {
   withId(make('h3', list), 'list-title', {dir: 'auto'});
   withId(make('ol', list), 'list');
   withId(make('p', list, '', 'small'), 'rest');
-  const summary = withId(card(side, 'Heads', '', 'late'), 'summary');
+  const summary = withId(card(side, 'All heads', '', 'late'), 'summary');
   withId(make('select', summary.querySelector('h3 span')), 'summary-select', {'aria-label': 'What to show of each head'});
   withId(make('table', make('div', summary, '', 'wide')), 'entropy');
   withId(make('p', summary, '', 'small'), 'entropy-note');

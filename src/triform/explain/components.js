@@ -42,17 +42,18 @@ export function paint(node, rgb) {
 }
 
 // The Tab key stops once at a row of tokens; the arrow keys move inside it.
+export function addToken(pane, piece, side, index, description = '') {
+  const node = make('button', pane, visible(piece), piece.startsWith(' ') ? 'token apart' : 'token');
+  node.type = 'button';
+  node.tabIndex = index ? -1 : 0;
+  node.dataset.side = side;
+  node.dataset.index = index;
+  node.setAttribute('aria-label', `${side} ${index + 1}: ${visible(piece)}${description}`);
+  return node;
+}
 export function fillTokens(pane, pieces, side, describe = () => '') {
   pane.replaceChildren();
-  return pieces.map((piece, index) => {
-    const node = make('button', pane, visible(piece), piece.startsWith(' ') ? 'token apart' : 'token');
-    node.type = 'button';
-    node.tabIndex = index ? -1 : 0;
-    node.dataset.side = side;
-    node.dataset.index = index;
-    node.setAttribute('aria-label', `${side} ${index + 1}: ${visible(piece)}${describe(index)}`);
-    return node;
-  });
+  return pieces.map((piece, index) => addToken(pane, piece, side, index, describe(index)));
 }
 const tokenAt = event => event.target.closest?.('.token');
 export function listen(pane, enter, pin, leave) {

@@ -18,8 +18,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-# Styles that the report of a run and the explain page use too, under the names that the page loads them by.
-SHARED_FILES = {"report.css": ("triform.reporting", "page.css")}
+# Files that the report of a run and the explain page use too, under the names that the page loads them by.
+SHARED_FILES = {
+    "report.css": ("triform.reporting", "page.css"),
+    **{
+        name: ("triform.explain", name)
+        for name in ("components.css", "components.js", "heatmap.js", "attention_view.js")
+    },
+}
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; form-action 'none'; "

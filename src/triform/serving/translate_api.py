@@ -83,7 +83,7 @@ async def translate(call: Call) -> TranslateResponse:
 def choose_translator(models: ModelRegistry, body: TranslateRequest, model: str | None) -> tuple[str, str]:
     """Return the name of the model for two languages, and the code of its source language.
 
-    A model whose languages are not known can be used with any two languages.
+    A model whose languages are not known can be used with any two languages. `auto` stands for any language.
 
     Raises:
         ApiError: No model translates between the languages, or several do.
@@ -93,7 +93,7 @@ def choose_translator(models: ModelRegistry, body: TranslateRequest, model: str 
     matching = [
         name
         for name, (source, target) in pairs.items()
-        if source == UNKNOWN or (body.source in (AUTO, source) and body.target == target)
+        if source == UNKNOWN or (body.source in (AUTO, source) and body.target in (AUTO, target))
     ]
     if len(matching) == 1 or model in matching:
         return matching[0], pairs[matching[0]][0]
