@@ -217,13 +217,13 @@ def test_the_share_of_padding_is_measured() -> None:
 def test_a_failed_training_is_recognised_by_its_accuracy() -> None:
     system = get_system("ted-set4-failure")
     variants = [
-        make_variant_result(name, "best", [{"valid": {"token_accuracy_with_padding": accuracy}}])
-        for name, accuracy in (("set-4", 0.72), ("post-norm-1e-3", 0.634))
+        make_variant_result(name, "best", [{"valid": {"token_accuracy": accuracy}}])
+        for name, accuracy in (("set-4", 0.27), ("post-norm-1e-3", 0.034))
     ]
     lines = failure_verdicts(system, make_result("ted-set4-failure", *variants))
     assert lines[0].startswith("set-4 does not fail as reported; ")
     assert lines[1].startswith("post-norm-1e-3 **fails as reported**; ")
-    assert lines[1].endswith("63.40 %")
+    assert lines[1].endswith("3.40 %")
 
 
 def test_bleu_over_epochs_is_drawn_as_the_mean_of_the_seeds() -> None:
