@@ -21,7 +21,8 @@ from triform.data import builtin_sets
 Command = DataFiles = Any  # of conftest.py
 ROOT = Path(__file__).parents[2]
 PAGES = {page.name: page for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))}
-RUN_FROM_ELSEWHERE = ("scratch.md", "sklearn.md")  # pages whose Python has a test of its own, with a smaller model
+# Pages whose Python has a test of its own, with a smaller model or a server.
+RUN_FROM_ELSEWHERE = ("scratch.md", "serving.md", "sklearn.md")
 TINY = "--set model.d_model=16 --set model.n_layers=1 --set model.n_heads=2 --device cpu"
 BUILTIN_ROWS = 300  # of each built-in set
 
@@ -35,6 +36,8 @@ NOT_RUN = {
     "triform vectors evaluate vectors.safetensors": "needs the downloaded set word_eval",
     "triform convert export runs/reviews --to onnx": "takes ten seconds; tests/pretrained exports and compares",
     "triform tokenizer import cl100k_base.tiktoken": "needs a published vocabulary; tests/text reads one",
+    "triform serve": "runs until it is interrupted; tests/serving starts it",
+    "triform studio": "runs until it is interrupted; tests/serving starts it",
 }
 # What a page says, and what a small model needs instead.
 SHORTER = {
@@ -214,7 +217,7 @@ def test_the_other_commands_of_a_page_name_what_exists(page: str) -> None:
                     assert set(named.split(",")) <= extras.keys(), command
             case [program, *_] if program == ".venv/bin/triform":
                 parse(command)
-            case ["tail", *_]:
+            case ["tail" | "curl", *_]:  # tests/serving sends the requests
                 pass
             case ["python", "-m", ("venv" | "pytest"), *_] | ["python" | ".venv/bin/python", *_]:
                 assert all((ROOT / word).exists() for word in words[1:] if word.endswith(".py")), command

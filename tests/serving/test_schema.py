@@ -1,4 +1,4 @@
-"""Valid and invalid requests that schemathesis draws from the description of the API: none makes the server fail."""
+"""No request that schemathesis draws from the description of the API, valid or invalid, makes the server fail."""
 
 from __future__ import annotations
 

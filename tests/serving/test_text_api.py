@@ -61,6 +61,18 @@ def test_a_batch_is_a_list_of_lists(client: TestClient, run: triform.Run) -> Non
     assert answer.json() == [expected_labels(run, text) for text in TEXTS]
 
 
+def test_raw_scores_are_logits(client: TestClient) -> None:
+    for settings in ({"raw_scores": True}, {"parameters": {"function_to_apply": "none"}}):
+        answer = client.post("/predict", json={"inputs": [[text] for text in TEXTS], **settings}).json()
+        probabilities = client.post("/predict", json={"inputs": [[text] for text in TEXTS]}).json()
+        for logits, expected in zip(answer, probabilities, strict=True):
+            exponentials = np.exp([label["score"] for label in logits])
+            assert sum(exponentials) != pytest.approx(1)
+            assert exponentials / sum(exponentials) == pytest.approx(
+                [label["score"] for label in expected], abs=1e-5
+            )
+
+
 def test_the_client_of_hugging_face_classifies(address: str, run: triform.Run) -> None:
     client = InferenceClient(model=f"{address}/predict")
     # For one text, text-embeddings-inference returns a list of labels, of which the client keeps the first.
@@ -134,7 +146,12 @@ def test_bad_input_is_refused_with_the_reason(
         ("/predict", {"inputs": [["a", "b"]]}, 400, "inputs: pairs of texts are not supported"),
         ("/predict", {"inputs": ["a", ["b"]]}, 400, "inputs: pairs of texts are not supported"),
         ("/predict", {"inputs": [[]]}, 400, "inputs: pairs of texts are not supported"),
-        ("/predict", {"inputs": "a", "raw_scores": True}, 400, "raw_scores: this parameter is not supported"),
+        (
+            "/predict",
+            {"inputs": "a", "parameters": {"function_to_apply": "sigmoid"}},
+            400,
+            "parameters.function_to_apply: Invalid enum value 'sigmoid'",
+        ),
         ("/predict", {"inputs": [["a"]] * 5}, 413, "inputs: 5 texts are more than the 4 that may wait"),
         ("/embed", {"inputs": ["a"] * 5}, 413, "inputs: 5 texts are more than the 4 that may wait"),
         ("/embed", {"inputs": "a", "dimensions": 3}, 400, "unknown parameter: dimensions"),

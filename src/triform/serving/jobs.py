@@ -102,7 +102,7 @@ class GenerationJob(Job):
 class BatchJob(Job):
     """Texts to classify or to embed."""
 
-    def __init__(self, kind: Literal["predict", "embed"], texts: Sequence[str], timeout: float) -> None:
+    def __init__(self, kind: Literal["predict", "logits", "embed"], texts: Sequence[str], timeout: float) -> None:
         super().__init__(timeout)
         self.kind, self.texts = kind, list(texts)
         self.n_started = 0  # texts that were given to the model

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import anyio.to_thread
 import msgspec
@@ -14,9 +14,6 @@ from msgspec import Meta
 
 from triform.serving.endpoints import ApiError, Call, Endpoint
 from triform.serving.models import ServedModel
-
-if TYPE_CHECKING:
-    from triform.tasks import Prediction
 
 TOO_LONG_STATUS = 413  # as text-embeddings-inference answers
 PAIRS_MESSAGE = 'inputs: pairs of texts are not supported; send several texts as [["first"], ["second"]]'
@@ -26,7 +23,7 @@ class PredictParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     """The parameters that clients of Hugging Face send."""
 
     top_k: Annotated[int, Meta(ge=1)] | None = None
-    function_to_apply: Literal["softmax"] | None = None
+    function_to_apply: Literal["softmax", "none"] | None = None
 
 
 class PredictRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -41,7 +38,7 @@ class PredictRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Label(msgspec.Struct, kw_only=True):
-    """A label with its probability."""
+    """A label with its probability, or with its logit if the request has `raw_scores`."""
 
     score: float
     label: str
@@ -99,13 +96,15 @@ async def predict(call: Call) -> list[Label] | list[list[Label]]:
     """Return the labels of texts, the most probable first."""
     body: PredictRequest = call.body
     texts, is_batch = parse_inputs(body.inputs)
-    if body.raw_scores:
-        message = "raw_scores: this parameter is not supported; scores are probabilities"
-        raise ApiError(400, message, param="raw_scores")
     served = await get_classifier(call, body.model)
     await count_tokens(call, served, texts, name="inputs", truncate=bool(body.truncate))
-    top_k = body.parameters.top_k if body.parameters else None
-    labels = [rank_labels(prediction)[:top_k] for prediction in await served.worker.predict(texts)]
+    parameters = body.parameters or PredictParameters()
+    if body.raw_scores or parameters.function_to_apply == "none":
+        names = served.run.config.data.labels
+        scores = [dict(zip(names, row, strict=True)) for row in await served.worker.logits(texts)]
+    else:
+        scores = [prediction.probabilities or {} for prediction in await served.worker.predict(texts)]
+    labels = [rank_labels(scores_of_text)[: parameters.top_k] for scores_of_text in scores]
     return labels if is_batch else labels[0]
 
 
@@ -125,11 +124,9 @@ def parse_inputs(inputs: str | list[str | list[str]]) -> tuple[list[str], bool]:
     return texts, True
 
 
-def rank_labels(prediction: Prediction) -> list[Label]:
+def rank_labels(scores: Mapping[str, float]) -> list[Label]:
     """Return the labels of a text, the most probable first."""
-    assert prediction.probabilities is not None
-    ranked = sorted(prediction.probabilities.items(), key=lambda item: -item[1])
-    return [Label(score=probability, label=label) for label, probability in ranked]
+    return [Label(score=score, label=label) for label, score in sorted(scores.items(), key=lambda item: -item[1])]
 
 
 async def classify(call: Call) -> ClassifyResponse:

@@ -124,6 +124,10 @@ class Worker:
         """Return the pooled vector of each text."""
         return await self._compute(BatchJob("embed", texts, self.timeout))
 
+    async def logits(self, texts: Sequence[str]) -> list[list[float]]:
+        """Return the logits of each text, with a number for each label."""
+        return await self._compute(BatchJob("logits", texts, self.timeout))
+
     async def _compute(self, job: BatchJob) -> list[Any]:
         if not job.texts:
             return []
@@ -265,7 +269,10 @@ class Worker:
 
     def _call_model(self, kind: str, texts: list[str]) -> list[Any]:
         predictor: Any = self.run.task.predictor
-        return list(predictor.predict(texts) if kind == "predict" else predictor.pooled_states(texts).tolist())
+        if kind == "predict":
+            return list(predictor.predict(texts))
+        rows = predictor.logits(texts) if kind == "logits" else predictor.pooled_states(texts)
+        return list(rows.tolist())
 
     def _count_finished(self) -> None:
         self._n_finished += 1

@@ -74,6 +74,14 @@ class ClassificationPredictor(Predictor):
         ]
 
     @torch.inference_mode()
+    def logits(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return the output of the model before the softmax: a row for each text, with a number for each label."""
+        rows: NDArray[np.float32] = np.empty((len(texts), len(self.task.config.data.labels)), dtype=np.float32)
+        for indices, tokens, layout in iter_inputs(self.task, self._encode(texts)):
+            rows[indices] = self.task.model(tokens, layout).float().cpu().numpy()
+        return rows
+
+    @torch.inference_mode()
     def pooled_states(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the input of the classification head: one row of `d_model` numbers for each text."""
         vectors: NDArray[np.float32] = np.empty((len(texts), self.task.config.model.d_model), dtype=np.float32)
