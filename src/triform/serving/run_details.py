@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from triform.config.merging import describe_sources
 from triform.config.settings import DEFAULTS, flatten_config, format_setting
 from triform.errors import DataError, TriformError
 from triform.formatting import METRICS, metric_scale, metric_title
@@ -95,19 +96,20 @@ def read_settings(folder: Path) -> list[Setting]:
     Raises:
         CheckpointError: The settings are damaged.
     """
-    values = flatten_config(read_run_config(folder, verify=False))
+    config = read_run_config(folder, verify=False)
     try:
-        sources = read_setting_sources(folder)
+        recorded = read_setting_sources(folder)
     except TriformError:  # the run works without them
-        sources = None
+        recorded = None
+    sources = describe_sources(config, recorded, resolved=True)
     return [
         Setting(
             name=name,
             value=format_setting(value),
-            source="unknown" if sources is None else sources.get(name, "default"),
+            source=sources[name],
             is_default=value == DEFAULTS.get(name),
         )
-        for name, value in values.items()
+        for name, value in flatten_config(config).items()
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from browser_checks import assert_fits
@@ -35,6 +36,29 @@ def test_every_tab_fits_a_narrow_window(studio: str, open_tab: Any) -> None:
         tab.click(f"#tabs >> text={name}")
         tab.wait_for_selector(f"h1:has-text('{name}')")
         assert_fits(tab)
+
+
+def test_the_page_asks_for_the_token_that_the_server_requires(
+    runs_folder: Path, start_studio: Any, open_tab: Any
+) -> None:
+    address = start_studio(folder=runs_folder, token="open sesame")
+    tab = open_tab(address, "#/runs", allow_status=401)
+    for token in ("wrong", "open sesame"):
+        tab.fill("dialog input", token)
+        tab.keyboard.press("Enter")
+        tab.wait_for_selector("dialog >> nth=0", state="attached" if token == "wrong" else "detached")
+    tab.wait_for_selector("tr[data-run='reviews']")
+    tab.click("a.run-name:has-text('reviews')")
+    tab.wait_for_selector(".part-curves canvas")  # the stream has the token too
+
+
+def test_the_token_in_the_address_is_used_and_removed(runs_folder: Path, start_studio: Any, open_tab: Any) -> None:
+    address = start_studio(folder=runs_folder, token="secret")
+    tab = open_tab(address, "#token=secret")
+    tab.wait_for_selector("tr[data-run='reviews']")
+    assert tab.url == f"{address}/#/runs"
+    tab.reload()
+    tab.wait_for_selector("tr[data-run='reviews']")
 
 
 def test_an_address_without_a_tab_says_so(studio: str, open_tab: Any) -> None:

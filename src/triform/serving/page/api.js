@@ -10,14 +10,13 @@ export class ApiError extends Error {
   }
 }
 
-// The address that the server prints may hold the token. It is kept for this tab and removed from the address.
+// The address that the server prints ends with #token=…, which a browser does not send to any server. The token is kept
+// for this tab and removed from the address.
 export function takeTokenFromAddress() {
-  const url = new URL(location.href);
-  const token = url.searchParams.get('token');
-  if (token === null) return;
-  setToken(token);
-  url.searchParams.delete('token');
-  history.replaceState(null, '', url);
+  const [, token] = /^#token=(.+)$/.exec(location.hash) ?? [];
+  if (token === undefined) return;
+  setToken(decodeURIComponent(token));
+  history.replaceState(null, '', '#/runs');
 }
 export const setToken = token => sessionStorage.setItem(TOKEN_KEY, token);
 export const onMissingToken = callback => { askForToken = callback; };

@@ -62,7 +62,7 @@ let isAsking = false;
 onMissingToken(async () => {
   if (isAsking) return;
   isAsking = true;
-  const input = create('input', {type: 'password', autocomplete: 'current-password', required: true, id: 'token'});
+  const input = create('input', {type: 'text', autocomplete: 'off', spellcheck: 'false', required: true, id: 'token'});
   const accepted = await openDialog({
     title: 'This server requires a token',
     content: [create('label', {for: 'token'}, 'Token, printed by the server when it starts'), input],

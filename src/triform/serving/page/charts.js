@@ -78,11 +78,11 @@ export function createChart({title, metric = null, allowLog = false, small = fal
       }
     }
     return {
-      width: Math.max(plot.clientWidth, 120), height, series, bands, legend: {show: false}, padding: [8, 12, 0, 0],
+      width: Math.max(plot.clientWidth, 120), height, series, bands, legend: {show: false}, padding: [8, 26, 0, 0],
       scales: {x: {time: false, range: (_, min, max) => min === max ? [min - 1, max + 1] : [min, max]},
         y: log ? {distr: 3, range: (_, min, max) => [min / 1.1, max * 1.1]} : {range: (_, min, max) => pad(min, max, limit)}},
       axes: [
-        {...axis, size: 30, grid: {show: false}, incrs: INCREMENTS, values: (_, ticks) => ticks.map(formatNumber)},
+        {...axis, size: 30, space: 74, grid: {show: false}, incrs: INCREMENTS, values: (_, ticks) => ticks.map(formatNumber)},
         {...axis, size: 58, values: (_, ticks) => ticks.map(formatTick), ...(log ? {splits: logTicks, filter: (_, ticks) => ticks} : {})},
       ],
       cursor: {y: false, drag: {x: false, y: false}, points: {size: 8}},
@@ -114,6 +114,7 @@ export function createChart({title, metric = null, allowLog = false, small = fal
   const update = curves => {
     state.curves = curves.filter(curve => curve.points.length).map(curve => ({tone: 'a', ...curve}));
     node.hidden = !state.curves.length;
+    node.classList.toggle('several', state.curves.length > 1);
     legend.replaceChildren(...state.curves.filter(curve => !curve.faint).map(curve =>
       create('li', {class: `tone-${curve.tone}${curve.dashed ? ' dashed' : ''}`},
         create('span', {}, curve.name), ' ', create('b', {}, format(curve.points.at(-1)[1])))));

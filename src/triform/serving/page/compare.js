@@ -83,13 +83,15 @@ async function load(state, result) {
 }
 
 function createResult(comparison, state) {
-  const format = value => formatMetric(state.answer.metrics[comparison.metric], value);
+  const metric = state.answer.metrics[comparison.metric];
+  const format = value => formatMetric(metric, value);
+  const formatDifference = value => formatMetric(metric && {...metric, unit: ''}, value);  // of percentages: in points
   state.charts.push(...comparison.curves.map(curves => createChart({
     title: curves.title, allowLog: curves.metric === 'loss', metric: state.answer.metrics[curves.metric]})));
   return [
     createVerdicts(comparison),
     createSection(comparison.metric_title, createVariantTable(comparison, format)),
-    comparison.pairs.length ? createSection('Differences', createPairTable(comparison, format)) : null,
+    comparison.pairs.length ? createSection('Differences', createPairTable(comparison, formatDifference)) : null,
     state.charts.length ? createSection('Curves', create('p', {class: 'lead'}, 'Lines are means over seeds. Bands show one standard deviation on both sides.'),
       create('div', {class: 'charts'}, state.charts.map(chart => chart.node))) : null,
     createSettings(comparison),

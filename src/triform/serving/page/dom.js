@@ -25,8 +25,7 @@ export const formatNumber = value => !Number.isFinite(value) ? '–'
 // `info` is a metric as the API describes it: {title, scale, unit, decimals}.
 export const formatMetric = (info, value) => !Number.isFinite(value) ? '–'
   : !info || info.decimals === null ? formatNumber(value)
-  : (info.scale * value).toLocaleString('en-US',
-    {minimumFractionDigits: info.decimals, maximumFractionDigits: info.decimals}) + info.unit;
+  : (info.scale * value).toFixed(info.decimals).replace(/\d(?=(\d{3})+\.)/g, '$&,') + info.unit;
 export function formatDuration(seconds) {
   if (!Number.isFinite(seconds)) return '–';
   if (seconds < 0.9995) return `${Math.round(1000 * seconds)} ms`;

@@ -15,7 +15,7 @@ const RATES = {lr: 'Learning rate', tokens_per_s: 'Tokens per second', grad_norm
 export async function render(container, {path: id}) {
   const url = `api/runs/${encodeId(id)}`;
   const controller = new AbortController(), {signal} = controller;
-  const view = {id, url, details: await getJson(url), events: [], charts: new Map(), samples: new Map()};
+  const view = {id, url, details: await getJson(url), events: [], charts: new Map(), samples: new Map(), predictions: new Map()};
   const parts = Object.fromEntries(['head', 'tiles', 'notices', 'curves', 'tests', 'samples', 'predictions', 'settings', 'files']
     .map(name => [name, create('div', {class: `part-${name}`})]));
   container.append(...Object.values(parts));
@@ -268,26 +268,34 @@ async function drawPredictions(part, view) {
   if (run.state === 'damaged' || run.state === 'failed') return;
   const what = {classify: 'Confusion matrix', translate: 'Translations', generate: 'Generated text'}[run.task] ?? 'Predictions';
   if (!view.showsPredictions) {
-    part.replaceChildren(createSection(what, create('p', {class: 'lead'}, 'Computed now, with the best weights so far, on rows of the validation data.'),
+    part.replaceChildren(createSection(what, create('p', {class: 'lead'}, 'Computed on rows of the validation data, with the best weights so far. While the run trains, they are computed again for each new best.'),
       createButton('Compute', () => { view.showsPredictions = true; drawPredictions(part, view); })));
     return;
   }
   const button = part.querySelector('button');
   if (button) { button.disabled = true; button.textContent = 'Computing…'; }
   try {
-    const predictions = await getJson(`${view.url}/predictions`);
     const step = bestPoint(view)?.[0] ?? run.step ?? 0;
-    const again = createButton('Compute again', () => drawPredictions(part, view));
-    part.replaceChildren(createSection(what,
-      create('p', {class: 'lead'}, `${formatCount(predictions.n_rows)} rows of the validation data, weights of step ${formatCount(step)}.`),
-      predictions.labels.length ? createConfusionMatrix(predictions) : null,
-      predictions.labels.length ? create('h3', {class: 'spaced'}, 'Examples, wrong ones first') : null,
-      createSampleTable(predictions.samples), again));
+    view.predictions.set(step, await getJson(`${view.url}/predictions`));
+    const result = create('div');
+    const show = chosen => result.replaceChildren(...createPredictions(view.predictions.get(chosen)));
+    const select = create('select', {'aria-label': 'Step of the weights', change: event => show(Number(event.target.value))},
+      [...view.predictions.keys()].map(key => create('option', {value: key, selected: key === step}, `step ${formatCount(key)}`)));
+    show(step);
+    part.replaceChildren(createSection(what, create('div', {class: 'controls'}, create('label', {}, 'Best weights at', select),
+      createButton('Compute again', () => drawPredictions(part, view))), result));
   } catch (error) {
     if (error.status === undefined) throw error;
     view.showsPredictions = false;
     part.replaceChildren(createSection(what, createErrorNotice(error, () => { view.showsPredictions = true; drawPredictions(part, view); })));
   }
+}
+
+function createPredictions(predictions) {
+  const rows = create('p', {class: 'lead'}, `${formatCount(predictions.n_rows)} rows of the validation data`);
+  return predictions.labels.length ? [rows, createConfusionMatrix(predictions),
+    create('h3', {class: 'spaced'}, 'Examples, wrong ones first'), createSampleTable(predictions.samples)]
+    : [rows, createSampleTable(predictions.samples)];
 }
 
 // Rows are the expected labels, columns the predicted ones. A cell is as dark as its share of its row.
