@@ -14,6 +14,7 @@ from torch import nn
 from triform.config import Config, TaskName
 from triform.config.settings import build_config
 from triform.errors import ConfigError, DataError
+from triform.explain import inspection
 from triform.explain.attention_maps import Explanation
 from triform.explain.recorder import record_attention
 from triform.generation.adapters import DecoderAdapter, GenerationAdapter, Seq2SeqAdapter
@@ -250,6 +251,20 @@ def test_maps_or_attributions_are_left_out_on_request(make: BuildRun) -> None:
     assert only_attributions.maps == ()
     assert only_attributions.attributions == both.attributions
     assert only_maps.output == only_attributions.output == both.output
+
+
+@EVERY_TASK
+def test_maps_that_do_not_fit_into_memory_are_refused(
+    make: BuildRun, task: TaskName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_weights = sum(attention_map.weights.size for attention_map in make(task).explain(TEXTS[task]).maps)
+    for available_bytes in (12 * n_weights, 12 * n_weights - 1):
+        monkeypatch.setattr(inspection, "available_memory", lambda size=available_bytes: size)
+        if available_bytes == 12 * n_weights:
+            assert make(task).explain(TEXTS[task]).maps
+        else:
+            with pytest.raises(ConfigError, match=r"the attention maps of \d tokens need .* shorten the text"):
+                make(task).explain(TEXTS[task])
 
 
 def test_a_label_is_explained_in_inference_mode_too(make: BuildRun) -> None:

@@ -7,6 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from triform.analysis.host_memory import GIB, available_memory
 from triform.errors import ConfigError
 from triform.explain.attention_maps import AttentionMap, Attribution, Explanation
 from triform.explain.attribution import compute_attributions
@@ -19,6 +20,7 @@ from triform.tasks.explanation import ExplanationInput, build_explanation_input
 from triform.tasks.prediction import Keep
 from triform.text import SPECIAL_TOKENS
 
+BYTES_PER_RECORDED_WEIGHT = 12  # float32: as it is recorded, in the tensor of all layers, and while it is checked
 PADDING_PIECE = SPECIAL_TOKENS[0]  # the label of padding, whatever it is called in an imported vocabulary
 
 
@@ -95,10 +97,28 @@ def _validate_pad_to(task: Task, pad_to: int) -> None:
 def _compute_maps(
     task: Task, model: nn.Module, explanation_input: ExplanationInput, pad_to: int
 ) -> tuple[AttentionMap, ...]:
+    _require_memory_for_maps(task, model, explanation_input, pad_to)
     arguments = _pad_inputs(task, explanation_input.inputs, pad_to) if pad_to else explanation_input.inputs
     with record_attention(model) as record, torch.no_grad():
         check_finite(model(*arguments))
     return tuple(_build_map(task, stack, explanation_input, record[stack][:, 0]) for stack in record.stacks())
+
+
+def _require_memory_for_maps(
+    task: Task, model: nn.Module, explanation_input: ExplanationInput, pad_to: int
+) -> None:
+    """Raise `ConfigError` if the maps do not fit into memory."""
+    stacks, n_weights = require_attention_stacks(model), 0
+    for stack, (queries, keys) in explanation_input.pieces.items():
+        n_pairs = max(len(queries), pad_to) * max(len(keys), pad_to)
+        n_weights += len(stacks[stack]) * task.config.model.n_heads * n_pairs
+    needed_bytes, available_bytes = BYTES_PER_RECORDED_WEIGHT * n_weights, available_memory()
+    if needed_bytes > available_bytes:
+        n_tokens = max(len(keys) for _, keys in explanation_input.pieces.values())
+        raise ConfigError(
+            f"the attention maps of {n_tokens} tokens need {needed_bytes / GIB:,.1f} GiB of memory; "
+            f"{available_bytes / GIB:,.1f} GiB are free: shorten the text"
+        )
 
 
 def _pad_inputs(task: Task, inputs: tuple[Tensor, ...], pad_to: int) -> tuple[Tensor, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +126,7 @@ def test_512_tokens_are_shown_and_another_head_is_one_choice_away(
     tab.wait_for_selector("#run-select")
     text = "amber birch dune " * 32
     show_attention(tab, text[:512])
-    assert tab.inner_text("#attention-status").startswith("512 tokens, 1 layers of 2 heads")
+    assert tab.inner_text("#attention-status").startswith("512 tokens, 1 layer of 2 heads")
     tab.wait_for_selector("#thumbnails button >> nth=1")
     tab.click("#thumbnails button >> nth=1")
     wait_for(tab, "0 0 1")
@@ -163,6 +165,22 @@ def test_a_text_that_the_model_cannot_read_is_an_error_and_the_tab_goes_on(studi
     assert "the text is empty" in tab.inner_text("[role=alert]")
     show_attention(tab, TEXT)
     assert tab.locator("[role=alert]").count() == 0
+
+
+def test_an_example_of_the_run_is_one_click_away(studio: str, open_tab: Any) -> None:
+    from playwright.sync_api import expect
+
+    tab = open_tab(studio, "#/attention?run=reviews")
+    with urllib.request.urlopen(f"{studio}/api/runs/reviews") as response:
+        inputs = list(
+            dict.fromkeys(sample["input"] for sample in json.load(response)["samples"] if sample["input"])
+        )
+    assert len(inputs) > 1
+    for text in inputs[:2]:
+        tab.click("#example")
+        expect(tab.locator("#attention-text")).to_have_value(text)
+    tab.click("form button.primary")
+    wait_for(tab, "0 0 0")
 
 
 def test_the_maps_fit_a_narrow_dark_window(studio: str, open_tab: Any) -> None:

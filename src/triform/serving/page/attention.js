@@ -4,7 +4,7 @@ import {poll, postJson} from './api.js';
 import {createAttentionView} from './attention_view.js';
 import {openAttention} from './attention_source.js';
 import {create, createButton, createNotices, formatCount, replaceQuery, showConnection} from './dom.js';
-import {createRunSelect, onSchemeChange, showError, withButton} from './run_select.js';
+import {createExampleButton, createRunSelect, onSchemeChange, showError, withButton} from './run_select.js';
 
 const POLL_SECONDS = 2;
 const TARGETS = {
@@ -58,13 +58,14 @@ export async function render(container, {query}) {
     const isSameShape = selection.map < source.maps.length;
     view = createAttentionView(area, source, isSameShape ? selection : {});
   });
+  const example = createExampleButton(() => choice.current(), value => { text.value = value; });
   const refresh = createButton('Refresh', open, {id: 'refresh'});
   choice.onChange(() => { selection = {}; onTask(); if (text.value.trim()) open(); });
   checkpoint.addEventListener('change', () => { onTask(); if (text.value.trim()) open(); });
   const form = create('form', {class: 'card panel', submit: event => { event.preventDefault(); open(); }},
     create('div', {class: 'controls'}, choice.label, create('label', {}, 'Weights ', checkpoint), live, refresh),
     create('label', {for: 'attention-text'}, 'Text'), text, targetLabel, target,
-    create('div', {class: 'buttons'}, show));
+    create('div', {class: 'buttons'}, show, example));
   text.addEventListener('keydown', event => {
     if (event.key === 'Enter' && (event.ctrlKey || event.metaKey) && !show.disabled) form.requestSubmit();
   });
@@ -85,5 +86,6 @@ function describe(opened, maps) {
   const [{queries, layers, heads}] = maps;
   const weights = opened.step === null ? 'best weights' : `checkpoint of step ${formatCount(opened.step)}`;
   const output = opened.output ? ` Output: ${opened.output.slice(0, 200)}` : '';
-  return `${formatCount(queries.length)} tokens, ${layers} layers of ${heads} heads, ${weights}.${output}`;
+  const count = (number, noun) => `${formatCount(number)} ${noun}${number === 1 ? '' : 's'}`;
+  return `${count(queries.length, 'token')}, ${count(layers, 'layer')} of ${count(heads, 'head')}, ${weights}.${output}`;
 }

@@ -27,8 +27,13 @@ export async function render(container, {query}) {
     if (current !== visit) return;
     panel = createPanel(area, run, text);  // {redraw, remove}
   };
-  choice.onChange(run => show(run));
+  let shown = choice.current();
+  choice.onChange(run => {  // the text stays for another run of the same task
+    const text = document.getElementById('playground-text')?.value ?? '';
+    show(run, run.task === shown.task ? text : '');
+    shown = run;
+  });
   const stopListening = onSchemeChange(() => { readRamps(); panel?.redraw(); });
-  await show(choice.current(), query.get('text') ?? '');
+  await show(shown, query.get('text') ?? '');
   return () => { visit++; stopListening(); panel?.remove(); };
 }

@@ -9,7 +9,9 @@ import {showError, withButton} from './run_select.js';
 export function createPanel(area, run, text) {
   let redraw = () => {}, controller = new AbortController();
   const results = create('div', {class: 'results'});
-  const form = createTextForm({title: 'Text', action: 'Classify', text, submit: () => withButton(form.button, form.errors, classify)});
+  const form = createTextForm({
+    run, title: 'Text', action: 'Classify', text, submit: () => withButton(form.button, form.errors, classify),
+  });
   area.append(form.node, form.errors, results);
 
   async function classify() {
@@ -35,6 +37,7 @@ export function createPanel(area, run, text) {
         if (error.status === undefined) throw error;
         showError(explained, error);
       });
+    explained.append(create('p', {class: 'small', role: 'status'}, 'The attributions are computed with many passes of the model.'));
     await explain();
   }
   return {redraw: () => redraw(), remove: () => controller.abort()};

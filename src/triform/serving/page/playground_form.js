@@ -1,15 +1,17 @@
 // The form with a text that all tasks of the playground have.
 
 import {create} from './dom.js';
+import {createExampleButton} from './run_select.js';
 
 // Return {node, text, button, errors}. Ctrl+Enter submits the form too.
-export function createTextForm({title, action, text, submit, fields = [], buttons = []}) {
+export function createTextForm({run, title, action, text, submit, fields = [], buttons = []}) {
   const area = create('textarea', {id: 'playground-text', rows: 4, dir: 'auto', placeholder: 'Type or paste a text.'});
   area.value = text;
   const button = create('button', {type: 'submit', class: 'primary'}, action);
+  const example = createExampleButton(() => run, value => { area.value = value; });
   const node = create('form', {class: 'card panel', submit: event => { event.preventDefault(); submit(); }},
     create('label', {for: 'playground-text'}, title), area, ...fields,
-    create('div', {class: 'buttons'}, button, ...buttons));
+    create('div', {class: 'buttons'}, button, ...buttons, example));
   area.addEventListener('keydown', event => {
     if (event.key === 'Enter' && (event.ctrlKey || event.metaKey) && !button.disabled) node.requestSubmit();
   });

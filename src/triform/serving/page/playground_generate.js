@@ -21,7 +21,7 @@ export function createPanel(area, run, text) {
   };
   const stop = createButton('Stop', () => controller.abort(), {id: 'stop', disabled: true});
   const form = createTextForm({
-    title: 'Prompt', action: 'Generate', text, buttons: [stop],
+    run, title: 'Prompt', action: 'Generate', text, buttons: [stop],
     fields: [create('div', {class: 'controls settings'}, ...Object.values(settings).map(field => field.node))],
     submit: () => { restart(form.text.value); generate(); },
   });

@@ -13,7 +13,7 @@ export function createPanel(area, run, text) {
   const count = createNumberField('Alternatives', 3, {id: 'alternative-count', min: 0, max: 16});
   const results = create('div', {class: 'results'});
   const form = createTextForm({
-    title: 'Text', action: 'Translate', text, fields: [create('div', {class: 'controls settings'}, count.node)],
+    run, title: 'Text', action: 'Translate', text, fields: [create('div', {class: 'controls settings'}, count.node)],
     submit: () => withButton(form.button, form.errors, translate),
   });
   area.append(form.node, form.errors, results);

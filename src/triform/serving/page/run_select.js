@@ -1,7 +1,7 @@
 // The choice of a run, which the tabs Playground and Attention share.
 
-import {getJson} from './api.js';
-import {create, createEmptyNote, replaceQuery} from './dom.js';
+import {encodeId, getJson} from './api.js';
+import {create, createButton, createEmptyNote, replaceQuery} from './dom.js';
 
 // Return {runs, label, current, onChange} with a list of all runs that are not damaged. `id` is chosen if there is such a run.
 // Without runs, a note is added to `container` and the result is null.
@@ -25,6 +25,22 @@ export async function createRunSelect(container, id) {
 }
 
 const newest = runs => runs.reduce((best, run) => (run.updated ?? '') > (best.updated ?? '') ? run : best);
+
+// A button that fills in the inputs of a run's samples, one after the other.
+export function createExampleButton(currentRun, setText) {
+  let samples = [], next = 0, id = null;
+  const button = createButton('Example', async () => {
+    const run = currentRun();
+    if (run.id !== id) {
+      const details = await getJson(`api/runs/${encodeId(run.id)}`);
+      const inputs = details.samples.map(sample => sample.input).filter(input => input.trim());
+      [samples, next, id] = [[...new Set(inputs)], 0, run.id];
+    }
+    if (samples.length) setText(samples[next++ % samples.length]);
+    else button.textContent = 'No examples';
+  }, {id: 'example', title: 'Fill in a text that the run was validated with'});
+  return button;
+}
 
 // Call an async function while `button` is disabled, and show an error of the server in `errors`.
 export async function withButton(button, errors, work) {
