@@ -9,9 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from triform.cli.serve import parse_runs, token_for
@@ -20,7 +22,7 @@ from triform.serving.listen import bind_socket, format_url
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> object:
+def start(tmp_path: Path) -> Iterator[Any]:
     """Start `triform ARGUMENTS` as a process of its own; what it prints is read through pipes."""
     processes = []
 
@@ -42,21 +44,30 @@ def start(tmp_path: Path) -> object:
         process.communicate()
 
 
-def test_the_server_prints_its_address_answers_and_stops_on_ctrl_c(start: object, runs_folder: Path) -> None:
-    process = start(
-        "serve", runs_folder / "reviews", f"m={runs_folder / 'verses'}", "--port", 0, "--json", "--page"
-    )  # type: ignore[operator]
+def test_the_server_prints_its_address_and_answers_running_requests_before_it_stops(
+    start: Any, runs_folder: Path
+) -> None:
+    process = start("serve", f"m={runs_folder / 'verses'}", "--port", 0, "--json", "--page", "--device", "cpu")
     line = json.loads(process.stdout.readline())
     assert set(line) == {"address"}
-    with urllib.request.urlopen(line["address"] + "/health") as answer:
-        assert json.load(answer)["status"] == "ok"
-    process.send_signal(signal.SIGINT)
+    address = line["address"]
+    assert httpx.get(f"{address}/health").json()["status"] == "ok"
+    body = {"prompt": "amber birch", "max_tokens": 1500, "temperature": 0, "stream": True}
+    with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
+        process.send_signal(signal.SIGINT)
+        remaining = [line for line in lines if line]
+    assert remaining[-1] == "data: [DONE]"
+    assert json.loads(remaining[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, "", "triform: the server has stopped\n")
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{address}/health")
 
 
-def test_the_studio_opens_the_page_with_its_token(start: object, tmp_path: Path) -> None:
-    process = start("studio", "--port", 0, "--host", "0.0.0.0", "--token", "secret")  # type: ignore[operator]
+def test_the_studio_opens_the_page_with_its_token(start: Any, tmp_path: Path) -> None:
+    process = start("studio", "--port", 0, "--host", "0.0.0.0", "--token", "secret")
     lines = sorted(process.stdout.readline() for _ in range(2))
     assert lines[0].startswith("http://127.0.0.1:")
     assert lines[0].split()[0].endswith("/#token=secret")

@@ -86,6 +86,7 @@ def run_server(app: Starlette, sock: socket.socket, on_start: Callable[[], None]
     """
     config = uvicorn.Config(
         app,
+        ws="none",
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -80,11 +80,19 @@ class ModelRegistry:
             return list(self._loaded.values())
 
     def names(self, task: TaskName | None = None) -> list[str]:
-        """Return the names of all trained models, or of those for one task."""
+        """Return the names of all trained models, or of those for one task.
+
+        A run that was named and cannot be read is among them, so that a request for it says why.
+        """
         names = list(self.options.runs)
         if self.options.folder is not None:
             names += [name for name in find_runs(self.options.folder) if self._is_trained(name)]
-        return [name for name in dict.fromkeys(names) if task is None or self.read_task(name) == task]
+
+        def has_task(name: str) -> bool:
+            task_of_run = self.read_task(name)
+            return task_of_run == task or (not task_of_run and name in self.options.runs)
+
+        return [name for name in dict.fromkeys(names) if task is None or has_task(name)]
 
     def path(self, name: str) -> Path:
         """Return the folder of a run, which may still be training.

@@ -1,0 +1,149 @@
+"""Whatever clients send and whatever happens to the run folders, the server answers with a reason and stays up."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import openai
+import pytest
+
+from triform.serving import ServerOptions
+
+
+@pytest.fixture(scope="module")
+def folder(runs_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the runs that the tests damage."""
+    return shutil.copytree(runs_folder, tmp_path_factory.mktemp("robustness") / "runs")
+
+
+@pytest.fixture(scope="module")
+def address(start_server: Any, folder: Path) -> Iterator[str]:
+    options = ServerOptions(folder=folder, device="cpu", timeout=0.5, page=True)
+    with start_server(options) as address:
+        yield address
+
+
+@pytest.fixture(autouse=True)
+def _server_is_still_up(address: str) -> Iterator[None]:
+    yield
+    assert httpx.get(f"{address}/health").status_code == 200
+
+
+def send_bytes(address: str, content: bytes, *, close: bool = False) -> bytes:
+    """Return what the server answers to these bytes."""
+    with socket.create_connection((urlsplit(address).hostname, urlsplit(address).port), timeout=10) as connection:
+        connection.sendall(content)
+        if close:
+            return b""
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(65_536), b""))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a browser that expects TLS
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"X-Header: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST /predict HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+def test_what_is_no_request_is_refused(address: str, content: bytes) -> None:
+    assert b" 400 " in send_bytes(address, content).partition(b"\r\n")[0]
+
+
+def test_a_client_that_leaves_while_it_sends_its_body_is_forgotten(address: str) -> None:
+    head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    send_bytes(address, head + b'Content-Length: 500\r\n\r\n{"inputs": "', close=True)
+
+
+@pytest.mark.parametrize(
+    "path", ["/%", "/%ff", "/%00", "/v1/models/%2e%2e%2f%2e%2e", "//", "/v1/models/a\u20ac", "/a?%ff"]
+)
+def test_a_strange_path_is_not_found(address: str, path: str) -> None:
+    answer = httpx.get(address + path)
+    assert answer.status_code == 404
+    assert answer.json()["error"]
+
+
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "OPTIONS", "TRACE", "INVENTED", "DELETE"])
+def test_a_method_that_a_route_does_not_have_is_refused(address: str, method: str) -> None:
+    answer = httpx.request(method, f"{address}/v1/completions")
+    assert answer.status_code == 405
+    assert answer.headers["Allow"] == "POST"
+    assert method in answer.json()["error"]["message"]
+
+
+def test_a_request_that_takes_too_long_is_given_up(address: str) -> None:
+    client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+    settings: dict[str, Any] = {
+        "model": "verses",
+        "prompt": "amber birch",
+        "max_tokens": 1_000_000,
+        "temperature": 0,
+    }
+    with pytest.raises(openai.InternalServerError, match=r"time limit of 0\.5 s") as caught:
+        client.completions.create(**settings)
+    assert caught.value.status_code == 504
+    with pytest.raises(openai.APIError, match=r"time limit of 0\.5 s"):
+        list(client.completions.create(**settings, stream=True))
+
+
+def test_a_damaged_run_is_reported_until_it_is_repaired(address: str, folder: Path) -> None:
+    file = folder / "reviews" / "model.safetensors"
+    content, body = file.read_bytes(), {"inputs": "amber", "model": "reviews"}
+    assert httpx.post(f"{address}/predict", json=body).status_code == 200
+    for damaged in (content[: len(content) // 2], b"", content[:-4] + b"\0\0\0\0"):
+        file.write_bytes(damaged)
+        answer = httpx.post(f"{address}/predict", json=body)
+        assert answer.status_code == 503
+        assert answer.json()["error_type"] == "Backend"
+        assert "reviews" in answer.json()["error"]
+        assert "Traceback" not in answer.text
+    file.write_bytes(content)
+    assert httpx.post(f"{address}/predict", json=body).status_code == 200
+
+
+def test_a_deleted_run_is_unknown_and_the_others_stay(address: str, folder: Path) -> None:
+    body = {"inputs": "amber", "model": "seeds/seed-2"}
+    assert httpx.post(f"{address}/predict", json=body).status_code == 200
+    shutil.rmtree(folder / "seeds" / "seed-2")
+    answer = httpx.post(f"{address}/predict", json=body)
+    assert answer.status_code == 404
+    assert answer.json()["error"].startswith("there is no model 'seeds/seed-2'")
+    assert httpx.post(f"{address}/predict", json={**body, "model": "seeds/seed-1"}).status_code == 200
+
+
+def test_a_run_without_a_trained_model_says_so(address: str, folder: Path) -> None:
+    shutil.copytree(folder / "verses", folder / "training")
+    (folder / "training" / "model.safetensors").unlink()
+    answer = httpx.post(f"{address}/v1/completions", json={"model": "training", "prompt": "amber"})
+    assert answer.status_code == 503
+    assert answer.json()["error"]["message"].endswith("has no trained model yet")
+
+
+def test_a_run_served_by_name_that_is_deleted_is_reported(start_server: Any, folder: Path) -> None:
+    run = shutil.copytree(folder / "french", folder.parent / "en-fr")
+    body = {"q": "amber", "source": "en", "target": "fr"}
+    with start_server(ServerOptions(runs={"en-fr": run}, device="cpu")) as address:
+        assert httpx.post(f"{address}/translate", json=body).status_code == 200
+        shutil.rmtree(run)
+        answer = httpx.post(f"{address}/translate", json=body)
+    assert answer.status_code == 503
+    assert answer.json()["error"] == f"{run}: no such run folder"
+
+
+def test_requests_that_a_page_of_another_site_sends_reach_no_model(address: str) -> None:
+    form = {"Content-Type": "text/plain", "Origin": "https://evil.example"}
+    assert httpx.post(f"{address}/predict", content='{"inputs": "amber"}', headers=form).status_code == 403
+    rebound = {"Host": "evil.example", "Origin": "http://evil.example"}
+    assert httpx.get(f"{address}/v1/models", headers=rebound).status_code == 403
