@@ -16,6 +16,7 @@ from starlette.responses import Response
 from triform.serving import (
     attention_api,
     compare_api,
+    jobs_api,
     openai_api,
     operations,
     runs_api,
@@ -29,6 +30,7 @@ from triform.serving.options import ServerOptions
 from triform.serving.page_files import page_routes
 from triform.serving.security import SecurityMiddleware
 from triform.serving.server import Server
+from triform.serving.training_jobs import TrainingJobs
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     *openai_api.ENDPOINTS,
@@ -38,6 +40,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *attention_api.ENDPOINTS,
     *runs_api.ENDPOINTS,
     *compare_api.ENDPOINTS,
+    *jobs_api.ENDPOINTS,
 )
 DRAIN_SECONDS = 20.0  # for requests that are running when the server stops
 
@@ -48,7 +51,7 @@ def create_app(options: ServerOptions) -> Starlette:
     Any ASGI server can run it: `uvicorn.run(create_app(ServerOptions(runs={"reviews": Path("runs/reviews")})))`.
     """
     endpoints = [endpoint for endpoint in ENDPOINTS if options.page or not endpoint.path.startswith("/api/")]
-    server = Server(options, ModelRegistry(options), endpoints)
+    server = Server(options, ModelRegistry(options), endpoints, TrainingJobs(options))
     app = Starlette(
         routes=[to_route(endpoint, server) for endpoint in endpoints] + (page_routes() if options.page else []),
         middleware=[

@@ -70,7 +70,6 @@ class RunSummary(msgspec.Struct, kw_only=True, frozen=True):
     parameters: int | None = None
     seed: int | None = None
     group: str = ""
-    job: str | None = None
     error: str = ""
 
 

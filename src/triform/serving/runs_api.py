@@ -41,11 +41,13 @@ class RunsResponse(msgspec.Struct, kw_only=True):
 
 
 class RunResponse(msgspec.Struct, kw_only=True):
-    """One run. `settings_error` says why the settings cannot be read; `can_delete` whether DELETE is allowed."""
+    """One run. `settings_error` says why the settings cannot be read; the other flags what the server may do."""
 
     run: RunSummary
     path: str
     can_delete: bool
+    can_stop: bool
+    can_resume: bool
     settings: list[run_details.Setting]
     settings_error: str
     notices: list[run_details.Notice]
@@ -129,11 +131,13 @@ def _read_run(server: Server, run_id: str) -> RunResponse:
         settings = run_details.read_settings(folder)
     except TriformError as error:
         settings, settings_error = [], str(error)
-    is_removable = run_id not in server.options.runs and not server.options.read_only
+    may_change = run_id not in server.options.runs and not server.options.read_only
     return RunResponse(
         run=summary,
         path=str(folder),
-        can_delete=is_removable and summary.state != "training",
+        can_delete=may_change and summary.state != "training",
+        can_stop=may_change and summary.state == "training",
+        can_resume=may_change and summary.state in ("stopped", "failed"),
         settings=settings,
         settings_error=settings_error,
         notices=run_details.find_notices(events),

@@ -12,6 +12,8 @@ from triform.serving.metrics import RequestMetrics
 from triform.serving.models import ModelRegistry
 from triform.serving.options import ServerOptions
 from triform.serving.run_list import RunList
+from triform.serving.training_jobs import STUDIO_FOLDER, TrainingJobs
+from triform.serving.uploads import UPLOADS_FOLDER, UploadStore
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Server:
         options: What the server was started with.
         models: The runs that it has.
         endpoints: The routes of its API.
+        jobs: The training jobs in the folder of runs.
         requests: Counts and durations of the requests.
         explanations: The explanations that it computed last.
         run_list: The summaries of the runs, for the tab Runs.
@@ -31,7 +34,17 @@ class Server:
     options: ServerOptions
     models: ModelRegistry
     endpoints: Sequence[Endpoint]
+    jobs: TrainingJobs
     requests: RequestMetrics = field(default_factory=RequestMetrics)
     explanations: Explanations = field(default_factory=Explanations)
     run_list: RunList = field(default_factory=RunList)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def uploads(self) -> UploadStore:
+        """The data files that were uploaded for training.
+
+        Raises:
+            ApiError: The server has no folder of runs, or is read-only.
+        """
+        return UploadStore(self.jobs.runs_folder / STUDIO_FOLDER / UPLOADS_FOLDER)

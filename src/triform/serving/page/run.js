@@ -1,6 +1,6 @@
 // The tab of one run: live curves, samples, settings, notices, predictions on validation rows, and files.
 
-import {deleteJson, encodeId, getJson, streamEvents} from './api.js';
+import {ApiError, deleteJson, encodeId, getJson, postJson, streamEvents} from './api.js';
 import {createChart, smooth, toneOf} from './charts.js';
 import {
   create, createButton, createEmptyNote, createErrorNotice, createNotices, createSection, createStatCard, createStatePill,
@@ -9,6 +9,7 @@ import {
 
 const REDRAW_MS = 400;
 const RECONNECT_MS = 2000;
+const JOB_POLL_MS = 500;
 const CHART_METRICS = ['accuracy', 'f1', 'perplexity', 'bits_per_byte', 'bleu', 'chrf', 'exact_match', 'token_accuracy'];
 const RATES = {lr: 'Learning rate', tokens_per_s: 'Tokens per second', grad_norm: 'Gradient norm'};
 
@@ -21,7 +22,7 @@ export async function render(container, {path: id}) {
   container.append(...Object.values(parts));
 
   const drawDetails = () => {
-    drawHead(parts.head, view, reload);
+    drawHead(parts.head, view);
     drawNotices(parts.notices, view);
     drawTests(parts.tests, view);
     drawSettings(parts.settings, view);
@@ -85,9 +86,11 @@ async function followRun(view, signal, {onEvents, onBest, onRun, onGone}) {
 
 // -- the head of the page
 
-function drawHead(part, view, reload) {
+function drawHead(part, view) {
   const {run, path} = view.details;
   const buttons = create('span', {class: 'buttons'});
+  if (view.details.can_stop) buttons.append(createButton('Stop', event => stopRun(event.target, part, view)));
+  if (view.details.can_resume) buttons.append(createButton('Resume', event => resumeRun(event.target, part, view)));
   if (view.details.can_delete) buttons.append(createButton('Delete', () => deleteRun(part, view), {class: 'danger'}));
   const trail = create('p', {class: 'eyebrow'}, create('a', {href: '#/runs'}, 'Runs'), run.group && ` / ${run.group}`);
   const facts = [run.task, run.kind, run.data, run.seed === null ? '' : `seed ${run.seed}`, run.started && `started ${formatTime(run.started)}`];
@@ -99,6 +102,36 @@ function drawHead(part, view, reload) {
     create('h1', {}, run.name, ' ', createStatePill(run.state), buttons),
     create('p', {class: 'lead'}, facts.filter(Boolean).join(' · ')), create('p', {class: 'path'}, create('code', {}, path)), links || null));
   if (run.error) part.append(createNotices('What is wrong', [run.error], {warning: true}));
+}
+
+// The stream of metrics tells when the run has stopped or trains again, and the head is drawn anew then.
+async function stopRun(button, part, view) {
+  await changeRun(button, part, 'Stopping…', () => postJson(`api/jobs/${encodeId(view.id)}/stop`));
+}
+
+async function resumeRun(button, part, view) {
+  await changeRun(button, part, 'Starting…', async () => {
+    let job = await postJson(`api/jobs/${encodeId(view.id)}/resume`);
+    while (job?.state === 'starting') {
+      await new Promise(resolve => setTimeout(resolve, JOB_POLL_MS));
+      job = (await getJson('api/jobs')).jobs.find(({id}) => id === view.id);
+    }
+    if (job?.state === 'failed') throw new ApiError(0, job.error);
+  });
+}
+
+async function changeRun(button, part, label, change) {
+  const oldLabel = button.textContent;
+  button.disabled = true;
+  button.textContent = label;
+  try {
+    await change();
+  } catch (error) {
+    if (error.status === undefined) throw error;
+    button.disabled = false;
+    button.textContent = oldLabel;
+    part.append(createErrorNotice(error));
+  }
 }
 
 async function deleteRun(part, view) {
