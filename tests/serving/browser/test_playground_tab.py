@@ -122,7 +122,7 @@ def test_a_text_is_translated_with_alternatives_and_their_alignment(studio: str,
         weights = read_weights(studio, layer=layer, **selection)
         best = int(weights[0].argmax())
         tab.hover("#target-tokens .token >> nth=0")
-        tab.wait_for_selector(f"#alignment-readout:has-text('reads {TEXT.split()[best]}')")
+        tab.wait_for_selector(f"#alignment-readout:has-text('→ {TEXT.split()[best]} #{best + 1}')")
         tab.wait_for_selector(f"#alignment-readout:has-text('{weights[0, best]:.4f}')")
     tab.hover("#source-tokens .token >> nth=2")
     best = int(weights[:, 2].argmax())

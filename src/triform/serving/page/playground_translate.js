@@ -75,7 +75,7 @@ async function showAlignment(area, run, text, target, signal) {
       node.classList.toggle('active', i === best);
     });
     readout.textContent = side === 'target'
-      ? `${quoted(queries[index], index)} reads ${quoted(keys[best], best)}: ${number(weights[best])}`
+      ? `${quoted(queries[index], index)} → ${quoted(keys[best], best)}: ${number(weights[best])}`
       : `${quoted(keys[index], index)} is read most by ${quoted(pieces[other][best], best)}: ${number(weights[best])}`;
   };
   const look = side => index => { current = [side, index]; draw(); };
