@@ -43,7 +43,7 @@ export async function render(container, {query}) {
     const run = choice.current();
     request = {model: run.id, text: text.value, checkpoint: checkpoint.value,
       target: TARGETS[run.task] ? target.value : ''};
-    replaceQuery({run: run.id, text: text.value.slice(0, 2000), target: request.target.slice(0, 2000),
+    replaceQuery({run: run.id, text: inAddress(text.value), target: inAddress(request.target),
       weights: checkpoint.value === 'latest' ? 'latest' : ''});
     status.textContent = 'The model reads the text.';
     const source = await openAttention(request, error => showError(errors, error), controller.signal)
@@ -81,6 +81,10 @@ export async function render(container, {query}) {
   const stopListening = onSchemeChange(() => view?.redraw());
   return () => { stopPolling(); stopListening(); controller.abort(); view?.remove(); };
 }
+
+// A text that is too long for an address is left out of it.
+const MAX_ADDRESS_CHARS = 20000;
+const inAddress = value => value.length <= MAX_ADDRESS_CHARS ? value : '';
 
 function describe(opened, maps) {
   const [{queries, layers, heads}] = maps;

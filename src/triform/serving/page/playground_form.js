@@ -28,6 +28,6 @@ export function createNumberField(title, value, {id, min, max, step = 1}) {
 // A link to the tab Attention with the same run and text.
 export function attentionLink(run, values) {
   const query = new URLSearchParams({run: run.id});
-  for (const [name, value] of Object.entries(values)) if (value) query.set(name, value.slice(0, 2000));
+  for (const [name, value] of Object.entries(values)) if (value) query.set(name, value);
   return create('p', {class: 'more'}, create('a', {href: `#/attention?${query}`}, 'Look at its attention'));
 }
