@@ -60,17 +60,25 @@ def open_tab(browser: Browser, start_studio: StartStudio) -> Iterator[OpenTab]:
     """Open tabs: `open_tab(address, "#/runs", width=420, dark=True)`.
 
     The test fails if a tab wrote to the console, raised an error, or requested anything from another host. The
-    browser writes to the console about a response with an error; `allow_status` is the status that a test expects.
+    browser itself writes about responses with errors and about failed requests; `allow_status` is the status that a
+    test expects, and `allow_failures` accepts requests without a response.
     Tabs are closed before the servers of `start_studio` stop.
     """
     complaints: list[str] = []
     tabs: list[Page] = []
 
     def open_one(
-        address: str, fragment: str = "", *, width: int = 1280, dark: bool = False, allow_status: int = 0
+        address: str,
+        fragment: str = "",
+        *,
+        width: int = 1280,
+        dark: bool = False,
+        allow_status: int = 0,
+        allow_failures: bool = False,
     ) -> Page:
         def check_message(message: ConsoleMessage) -> None:
-            if not (allow_status and f"status of {allow_status} " in message.text):
+            is_status = bool(allow_status) and f"status of {allow_status} " in message.text
+            if not is_status and not (allow_failures and "net::ERR_FAILED" in message.text):
                 complaints.append(f"console: {message.text}")
 
         tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light")

@@ -66,3 +66,13 @@ def test_an_address_without_a_tab_says_so(studio: str, open_tab: Any) -> None:
     assert tab.inner_text("h1") == "Not found"
     tab.click("#tabs >> text=Train")
     tab.wait_for_selector("h1:has-text('Train')")
+
+
+def test_a_page_whose_server_does_not_answer_says_so_and_goes_on_when_it_does(studio: str, open_tab: Any) -> None:
+    tab = open_tab(studio, "#/runs", allow_failures=True)
+    tab.wait_for_selector("tr[data-run='reviews']")
+    tab.route("**/api/runs", lambda route: route.abort())
+    tab.wait_for_selector("#connection:has-text('The server does not answer.')")
+    assert tab.locator("tr[data-run='reviews']").count() == 1  # what was loaded stays
+    tab.unroute("**/api/runs")
+    tab.wait_for_selector("#connection", state="hidden")
