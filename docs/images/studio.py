@@ -1,0 +1,51 @@
+"""Take the pictures of docs/studio.md: every tab of a running studio, in a wide, a narrow and a dark window.
+
+Needs the development tools and Chromium. Start the studio first: `python docs/images/studio.py http://127.0.0.1:8000`.
+The runs that the pictures show are named below.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+FOLDER = Path(__file__).parent
+# The address of each tab, the element to wait for, and the elements to click before the picture is taken.
+TABS = {
+    "runs": ("#/runs", "tr[data-run]", ["tr[data-group] >> nth=0 >> button"]),
+    "run": ("#/run/reviews", ".part-curves canvas", []),
+    "compare": ("#/compare?study=width", "figure canvas", []),
+}
+WINDOWS = {"wide": (1280, 900, "light"), "narrow": (420, 900, "light"), "dark": (1280, 900, "dark")}
+
+
+def take_picture(page: Page, address: str, tab: str, picture: Path) -> None:
+    """Open a tab, wait until its content is drawn, and write a picture of the window."""
+    fragment, ready, clicks = TABS[tab]
+    page.goto(f"{address}/{fragment}")
+    page.wait_for_selector(ready)
+    for element in clicks:
+        page.click(element)
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(800)
+    page.screenshot(path=picture)
+
+
+def main() -> None:
+    """Write the pictures beside this script, for all tabs or for those that are named after the address."""
+    address, *tabs = sys.argv[1:]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for tab in tabs or TABS:
+            for window, (width, height, scheme) in WINDOWS.items():
+                page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
+                take_picture(page, address.rstrip("/"), tab, FOLDER / f"studio-{tab}-{window}.png")
+                page.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
