@@ -122,20 +122,25 @@ class GenerationBatches:
 
     def _next_update(self, job: GenerationJob) -> GenerationUpdate | None:
         """Return what is new of a text, or None."""
-        row, stream, n_before = job.row, job.stream, len(job.stream.tokens)
-        for index in range(job.n_read, len(row.output)):
-            stream.append(row.output[index], row.logprobs[index] if row.logprobs else None)
-        job.n_read, n_tokens = len(row.output), len(stream.tokens)
-        self.n_tokens += n_tokens - n_before
-        reason = "stop" if stream.stopped else row.finish_reason
-        if reason is None:
-            text, tokens = stream.pop()
+        request, row, stream = job.request, job.row, job.stream
+        self.n_tokens += len(row.output) - job.n_generated
+        job.n_generated = len(row.output)
+        if request.stream or request.stop or (row.done and request.n_logprobs):
+            for index in range(len(stream.tokens), len(row.output)):
+                stream.append(row.output[index], row.logprobs[index] if row.logprobs else None)
+        elif row.done:
+            stream.tokens = row.output
+        n_tokens = len(stream.tokens)
+        if not stream.stopped and not row.done:
+            text, tokens = stream.pop() if request.stream else ("", ())
             return GenerationUpdate(text=text, tokens=tokens, n_tokens=n_tokens) if text or tokens else None
         text, tokens = stream.finish()
-        reason = "stop" if stream.stopped else reason
-        hypotheses = _hypotheses(row, stream, job.request.n_best)
         return GenerationUpdate(
-            text=text, tokens=tokens, n_tokens=n_tokens, finish_reason=reason, hypotheses=hypotheses
+            text=text,
+            tokens=tokens if request.stream or request.n_logprobs else (),
+            n_tokens=n_tokens,
+            finish_reason="stop" if stream.stopped else row.finish_reason,
+            hypotheses=_hypotheses(row, stream, request.n_best),
         )
 
     def close(self) -> None:

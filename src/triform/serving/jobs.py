@@ -27,6 +27,8 @@ class GenerationRequest:
         stop: The text ends before the first of these strings.
         n_logprobs: The number of alternatives to report with each token. 0: no log probabilities.
         n_best: The number of hypotheses to return; for beam search only.
+        stream: Whether updates arrive while the text is generated. False: only the last one, with the whole text,
+            which takes less time.
     """
 
     tokens: list[int]
@@ -36,6 +38,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     n_logprobs: int = 0
     n_best: int = 1
+    stream: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +46,7 @@ class GenerationUpdate:
     """What is new of a text since the last update."""
 
     text: str  # never a part of a character, never a part of a stop string
-    tokens: tuple[TokenInfo, ...] = ()
+    tokens: tuple[TokenInfo, ...] = ()  # empty if the text is not streamed and has no log probabilities
     n_tokens: int  # that were generated so far
     finish_reason: FinishReason | None = None  # in the last update
     hypotheses: tuple[tuple[str, float], ...] = ()  # of beam search, with their scores, in the last update
@@ -96,7 +99,7 @@ class GenerationJob(Job):
     def __init__(self, request: GenerationRequest, timeout: float) -> None:
         super().__init__(timeout)
         self.request = request
-        self.n_read = 0  # tokens of the row that the stream has
+        self.n_generated = 0  # tokens that were counted
 
 
 class BatchJob(Job):

@@ -31,7 +31,8 @@ def bind_socket(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError):
         raise ConfigError(f"--host {host}: there is no such host") from None
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio turns off the delay of small packets only for sockets that name their protocol.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)

@@ -220,6 +220,7 @@ def build_requests(body: CompletionRequest, prompts: Sequence[Prompt], run: Run)
             decode=decode,
             seed=(seed + index) % 2**32,
             stop=stop_strings(body),
+            stream=bool(body.stream),
             n_logprobs=0 if body.logprobs is None else max(1, body.logprobs),
         )
         for index in range(len(prompts) * n)

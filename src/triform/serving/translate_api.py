@@ -129,6 +129,7 @@ def build_requests(run: Run, texts: Sequence[str], n_alternatives: int) -> list[
             decode=decode,
             seed=config.seed,
             n_best=n_alternatives + 1,
+            stream=False,
         )
         for source in sources
     ]
