@@ -32,7 +32,7 @@ class Size(NamedTuple):
     n_new: int
 
 
-SMOKE = Size(16, 1, 8, 2.0, 8)
+SMOKE = Size(16, 1, 8, 1.0, 8)
 CPU = Size(128, 2, 200, 60.0, 32)
 REVIEWS = (
     "A warm, clever film with a fine cast.",
@@ -133,14 +133,14 @@ def compare_with_transformers(report: BenchmarkReport, folder: Path) -> None:
     options = ("--device", report.device.type, "--precision", precision, "--max-batch", str(N_GPU_CLIENTS))
     with start_server(f"gpt2={run_folder.path}", *options) as server:
 
-        def ask_all() -> LoadResult:
+        def send_all() -> LoadResult:
             result = run_clients(server.port, N_GPU_CLIENTS, next_request, n_requests=1, keep_answers=True)
             assert not result.errors, result.errors[0]
             return result
 
-        n_tokens = sum(answer["usage"]["completion_tokens"] for answer in ask_all().answers)
+        n_tokens = sum(answer["usage"]["completion_tokens"] for answer in send_all().answers)
         report.add_figures("the answers", clients=N_GPU_CLIENTS, tokens=n_tokens)
-        contestants = {"triform serve": ask_all, "transformers generate": lambda: decode_batch(prompts)}
+        contestants = {"triform serve": send_all, "transformers generate": lambda: decode_batch(prompts)}
         title = f"{N_GPU_CLIENTS} prompts, {size.n_new} tokens each"
         report.measure(title, contestants, 1 if report.smoke else 5, units=n_tokens, unit="tokens")
 

@@ -123,3 +123,16 @@ def test_documents_have_no_place_left_to_be_filled(page: Path) -> None:
     assert not re.findall(r"^[A-Z]+_[A-Z_]+$|TODO|FIXME", text, re.MULTILINE)
     for image in re.findall(r"!\[[^]]*\]\(([^)]+)\)", text):
         assert (page.parent / image).exists(), image
+
+
+def test_the_benchmark_of_the_server_runs_and_writes_its_figures(tmp_path: Path) -> None:
+    completed = run_benchmark("serve", "--smoke", "--device", "cpu", "--json", str(tmp_path / "f.json"))
+    assert completed.returncode == 0, completed.stderr
+    rows = {row["what"]: row for row in json.loads((tmp_path / "f.json").read_text(encoding="utf-8"))["rows"]}
+    assert {"1 client", "8 clients", "8 clients, classify", "8 clients, complete", "8 clients, translate"} <= set(
+        rows
+    )
+    assert not rows["8 clients"]["errors"], rows["8 clients"]["first_errors"]
+    assert rows["/health under load"]["p99_ms"] > 0
+    assert rows["throughput of 8 clients"]["times_one_client"] > 0
+    assert rows["memory of the server"].keys() >= {"before_mib", "after_mib"}

@@ -80,6 +80,7 @@ def test_the_studio_opens_the_page_with_its_token(start: Any, tmp_path: Path) ->
 
 def test_a_port_in_use_is_refused_in_one_line() -> None:
     with bind_socket("127.0.0.1", 0) as sock:
+        assert sock.proto == socket.IPPROTO_TCP  # otherwise asyncio delays small packets by 40 ms
         port = sock.getsockname()[1]
         assert format_url("0.0.0.0", sock) == f"http://127.0.0.1:{port}"
         with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 is in use; .*--port 0"):

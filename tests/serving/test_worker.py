@@ -433,3 +433,28 @@ def test_requests_that_outlast_the_drain_time_fail_and_the_thread_ends(runs: dic
         assert not worker._thread.is_alive()
 
     run_async(main)
+
+
+def test_a_text_that_is_not_streamed_arrives_in_one_update(runs: dict[str, Run]) -> None:
+    run = runs["generate"]
+    request = make_request(run, "If you", SETTINGS[1], seed=3)
+    expected = run.predict("If you", seed=3, max_new_tokens=24, **SETTINGS[1])[0].output
+    stop = expected[len(expected) // 2 :][:2]
+    variants = [
+        replace(request, stream=False),
+        replace(request, stream=False, n_logprobs=2),
+        replace(request, stream=False, stop=(stop,)),
+        replace(request, stop=(stop,)),
+    ]
+
+    async def main() -> Any:
+        with start_worker(run) as worker:
+            return await asyncio.gather(*(collect(worker, variant) for variant in variants))
+
+    (plain,), (with_logprobs,), (stopped,), streamed = run_async(main)
+    assert (plain.text, plain.tokens, plain.n_tokens) == (expected, (), 24)
+    assert (with_logprobs.text, len(with_logprobs.tokens)) == (expected, 24)
+    assert stopped.text == expected[: expected.index(stop)]
+    assert stopped.finish_reason == "stop"
+    assert "".join(update.text for update in streamed) == stopped.text
+    assert streamed[-1].n_tokens == stopped.n_tokens < 24
