@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from triform.serving import ServerOptions
+from triform.errors import ConfigError
+from triform.serving import ServerOptions, create_app
 from triform.serving.security import generate_token, is_loopback
 
 TOKEN = "a-secret-token"
@@ -96,6 +97,20 @@ def test_every_response_has_the_headers_that_restrict_browsers(local: TestClient
         assert headers["X-Frame-Options"] == "DENY"
         assert headers["Referrer-Policy"] == "no-referrer"
     assert local.get("/health").headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"host": "0.0.0.0"}, "a server on 0.0.0.0 can be reached by other machines and needs a token"),
+        ({"host": "192.168.0.7"}, "needs a token"),
+        ({"token": "two words"}, "the token may only contain"),
+        ({"token": "clé"}, "the token may only contain"),
+    ],
+)
+def test_no_server_is_open_to_other_machines_without_a_token(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        create_app(ServerOptions(**options))  # type: ignore[arg-type]
 
 
 def test_tokens_are_random_and_addresses_of_other_machines_are_known() -> None:

@@ -131,9 +131,11 @@ def token_for(host: str) -> str:
 
 def run_until_interrupted(options: ServerOptions, port: int, *, json_: bool, open_browser: bool = False) -> None:
     """Load the runs that are served by name, print the address of the server, and serve until Ctrl-C."""
+    from triform.device import resolve_device
     from triform.serving.app import create_app
     from triform.serving.listen import bind_socket, format_url, run_server
 
+    resolve_device(options.device)  # a device that is missing is reported now, and not by the first request
     app = create_app(options)
     for name in options.runs:
         for notice in app.state.server.models.load(name).run.notices:

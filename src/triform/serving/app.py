@@ -28,7 +28,7 @@ from triform.serving.metrics import MetricsMiddleware
 from triform.serving.models import ModelRegistry
 from triform.serving.options import ServerOptions
 from triform.serving.page_files import page_routes
-from triform.serving.security import SecurityMiddleware
+from triform.serving.security import SecurityMiddleware, check_token_option
 from triform.serving.server import Server
 from triform.serving.training_jobs import TrainingJobs
 
@@ -49,7 +49,12 @@ def create_app(options: ServerOptions) -> Starlette:
     """Return an ASGI app that serves runs.
 
     Any ASGI server can run it: `uvicorn.run(create_app(ServerOptions(runs={"reviews": Path("runs/reviews")})))`.
+
+    Raises:
+        ConfigError: The options make the server reachable for other machines without a token, or the token cannot
+            be sent in a header.
     """
+    check_token_option(options)
     endpoints = [endpoint for endpoint in ENDPOINTS if options.page or not endpoint.path.startswith("/api/")]
     server = Server(options, ModelRegistry(options), endpoints, TrainingJobs(options))
     app = Starlette(

@@ -88,6 +88,7 @@ def run_server(app: Starlette, sock: socket.socket, on_start: Callable[[], None]
     config = uvicorn.Config(
         app,
         ws="none",
+        proxy_headers=False,
         log_level="warning",
         access_log=False,
         server_header=False,

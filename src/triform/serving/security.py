@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import secrets
 import socket
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from triform.errors import ConfigError
 from triform.serving.endpoints import ApiError, Dialect, render_error
 from triform.serving.options import ServerOptions
 
@@ -50,6 +52,14 @@ def is_loopback(host: str) -> bool:
 def generate_token() -> str:
     """Return a new random token."""
     return secrets.token_urlsafe(24)
+
+
+def check_token_option(options: ServerOptions) -> None:
+    """Raise a ConfigError if a server would be open to other machines, or its token cannot be sent in a header."""
+    if not options.token and not is_loopback(options.host):
+        raise ConfigError(f"a server on {options.host} can be reached by other machines and needs a token")
+    if options.token and not re.fullmatch(r"[!-~]+", options.token):
+        raise ConfigError("the token may only contain letters, digits and punctuation of ASCII, and no spaces")
 
 
 class SecurityMiddleware:
