@@ -34,6 +34,7 @@ def test_the_demo_leaves_runs_a_page_and_an_honest_answer(triform, tmp_path: Pat
     second_result = triform("demo", "--out", tmp_path / "demo", "--device", "cpu")  # a demo may replace a demo
     assert second_result.code == 1
     assert "missed" in second_result.out
+    assert second_result.out.endswith(f"  triform studio {tmp_path / 'demo'}\n")
 
 
 @pytest.mark.usefixtures("quick_demo")

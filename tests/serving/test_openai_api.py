@@ -176,14 +176,18 @@ def test_many_clients_get_what_they_get_alone(address: str, client: openai.OpenA
                 many.completions.create(model="verses", prompt=PROMPT, max_tokens=5 + seed, seed=seed)
                 for seed in range(6)
             ]
-            return [answer.choices[0].text for answer in await asyncio.gather(*calls)]
+            streamed = await many.completions.create(
+                model="verses", prompt=PROMPT, max_tokens=5, seed=0, stream=True
+            )
+            text = "".join([chunk.choices[0].text async for chunk in streamed])
+            return [text, *(answer.choices[0].text for answer in await asyncio.gather(*calls))]
 
     in_company = asyncio.run(complete_all())
     alone = [
         client.completions.create(model="verses", prompt=PROMPT, max_tokens=5 + seed, seed=seed).choices[0].text
         for seed in range(6)
     ]
-    assert in_company == alone
+    assert in_company == [alone[0], *alone]
 
 
 @pytest.mark.parametrize(
