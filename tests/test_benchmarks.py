@@ -30,6 +30,7 @@ EXPECTED_CONTESTANTS = {  # who takes part in each, with the packages that must 
     "translate": (DECODERS, ["transformers", "ctranslate2"]),
     "scratch": (["triform scratch", "triform", "torch.nn eager"], []),
     "start": (["triform predict", "python, import torch"], []),
+    "studio": (["triform, first", "triform, again", "triform"], []),
     "training": (["triform", "torch.nn eager", "plain PyTorch eager"], []),
 }
 
