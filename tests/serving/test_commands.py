@@ -67,10 +67,10 @@ def test_the_server_prints_its_address_and_answers_running_requests_before_it_st
 
 
 def test_the_studio_opens_the_page_with_its_token(start: Any, tmp_path: Path) -> None:
-    process = start("studio", "--port", 0, "--host", "0.0.0.0", "--token", "secret")
+    process = start("studio", "--port", 0, "--host", "0.0.0.0", "--token", "50%/x")
     lines = sorted(process.stdout.readline() for _ in range(2))
     assert lines[0].startswith("http://127.0.0.1:")
-    assert lines[0].split()[0].endswith("/#token=secret")
+    assert lines[0].split()[0].endswith("/#token=50%25%2Fx")
     assert lines[1] == f"opened {lines[0].split()[0]}\n"
     assert (tmp_path / "runs").is_dir()  # an empty folder for the runs to come
     process.send_signal(signal.SIGTERM)

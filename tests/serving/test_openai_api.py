@@ -92,6 +92,8 @@ def test_prompts_are_texts_or_tokens_one_or_several(client: openai.OpenAI, run: 
     assert texts[:4] == [texts[0]] * 4
     assert texts[4][0] == texts[0][0]
     assert texts[5] == texts[0] * 2
+    empty = client.completions.create(model="verses", prompt="", max_tokens=2, temperature=0, echo=True)
+    assert empty.choices[0].finish_reason
 
 
 def test_a_text_ends_before_a_stop_string(client: openai.OpenAI) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
 
 from triform.cli.completion import complete_run
 from triform.cli.help import OUTPUT, argument, flag, option
@@ -142,7 +143,7 @@ def run_until_interrupted(options: ServerOptions, port: int, *, json_: bool, ope
             echo(format_notice(notice, info_prefix="note: "), err=True)
     sock = bind_socket(options.host, port)
     url = format_url(options.host, sock)
-    page_url = f"{url}/#token={options.token}" if options.token else url
+    page_url = f"{url}/#token={quote(options.token, safe='')}" if options.token else url
 
     def on_start() -> None:
         if json_:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from triform.generation.backend import FinishReason
@@ -59,8 +59,7 @@ async def stream_texts(
     finally:
         for task in tasks:
             task.cancel()
-        with suppress(asyncio.CancelledError):
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def generate_texts(worker: Worker, requests: Sequence[GenerationRequest]) -> list[GeneratedText]:
