@@ -152,7 +152,8 @@ async def show_predictions(call: Call) -> run_details.Predictions:
     """Return predictions of the best weights so far on validation rows."""
     run_path(call.server, call.path["id"])
     served = await call.server.models.get(call.path["id"])
-    return await anyio.to_thread.run_sync(run_details.predict_validation_rows, served.run)
+    limiter = call.server.explanations.limiter  # few heavy computations at a time
+    return await anyio.to_thread.run_sync(run_details.predict_validation_rows, served.run, limiter=limiter)
 
 
 async def follow_metrics(call: Call) -> MetricsResponse | Response:

@@ -249,6 +249,16 @@ def test_an_unknown_run_says_so(studio: str, open_tab: Any) -> None:
     assert "there is no run 'missing'" in tab.inner_text("[role=alert]")
 
 
+def test_the_cursor_stays_on_a_curve_that_grows(copies: Path, start_studio: Any, open_tab: Any) -> None:
+    tab = open_tab(start_studio(folder=copies), "#/run/reviews")
+    tab.wait_for_selector(".part-curves canvas")
+    plot = tab.locator("figure:has-text('Learning rate') .canvas")
+    plot.hover()
+    append_events(copies / "reviews", {"event": "train", "step": 14, "loss": 0.25, "lr": 0.125})
+    tab.wait_for_selector("figure:has-text('Learning rate') >> b:text-is('0.125')")
+    assert plot.locator(".tip").is_visible()
+
+
 # -- Compare
 
 

@@ -41,9 +41,9 @@ def test_every_tab_fits_a_narrow_window(studio: str, open_tab: Any) -> None:
 def test_the_page_asks_for_the_token_that_the_server_requires(
     runs_folder: Path, start_studio: Any, open_tab: Any
 ) -> None:
-    address = start_studio(folder=runs_folder, token="open sesame")
+    address = start_studio(folder=runs_folder, token="open-sesame")
     tab = open_tab(address, "#/runs", allow_status=401)
-    for token in ("wrong", "open sesame"):
+    for token in ("wrong", "open-sesame"):
         tab.fill("dialog input", token)
         tab.keyboard.press("Enter")
         tab.wait_for_selector("dialog >> nth=0", state="attached" if token == "wrong" else "detached")

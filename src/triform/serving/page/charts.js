@@ -56,10 +56,15 @@ export function createChart({title, metric = null, allowLog = false, small = fal
     tip.classList.toggle('flip', left > plot.clientWidth * 0.55);
   };
 
-  const options = () => {
-    const values = state.curves.filter(curve => !curve.faint).flatMap(curve => curve.points.map(point => point[1]));
-    const low = Math.min(...values), high = Math.max(...values);
-    const log = allowLog && low > 0 && high > LOG_RATIO * low;
+  const isLog = () => {
+    let low = Infinity, high = -Infinity;
+    for (const curve of state.curves) {
+      if (!curve.faint) for (const [, value] of curve.points) [low, high] = [Math.min(low, value), Math.max(high, value)];
+    }
+    return allowLog && low > 0 && high > LOG_RATIO * low;
+  };
+  const hasDots = curve => Boolean(curve.dots) && curve.points.length <= 60 || curve.points.length === 1;
+  const options = log => {
     const axis = {stroke: () => cssColour('--soft'), font: '12px system-ui, sans-serif', ticks: {show: false},
       grid: {stroke: () => cssColour('--grid'), width: 1}};
     const bands = [], series = [{}];
@@ -68,7 +73,7 @@ export function createChart({title, metric = null, allowLog = false, small = fal
       series.push({
         label: curve.name, stroke, width: curve.faint ? 1 : 2, alpha: curve.faint ? 0.35 : 1, spanGaps: true,
         dash: curve.dashed ? [6, 4] : undefined,
-        points: {show: Boolean(curve.dots) && curve.points.length <= 60 || curve.points.length === 1, size: 6,
+        points: {show: hasDots(curve), size: 6,
           fill: () => cssColour('--card')},
       });
       if (curve.band?.length) {
@@ -108,8 +113,16 @@ export function createChart({title, metric = null, allowLog = false, small = fal
 
   const draw = () => {
     if (!plot.clientWidth || !state.curves.length) return;
+    const log = isLog();
+    const shape = JSON.stringify([log, state.curves.map(curve =>
+      [curve.name, curve.tone, curve.faint, curve.dashed, hasDots(curve), Boolean(curve.band?.length)])]);
+    if (state.chart && state.shape === shape) {  // the cursor of the reader stays
+      state.chart.setData(data());
+      return;
+    }
     state.chart?.destroy();
-    state.chart = new uPlot(options(), data(), plot);
+    state.chart = new uPlot(options(log), data(), plot);
+    state.shape = shape;
   };
   const update = curves => {
     state.curves = curves.filter(curve => curve.points.length).map(curve => ({tone: 'a', ...curve}));

@@ -9,6 +9,7 @@ import {
 
 const REDRAW_MS = 400;
 const RECONNECT_MS = 2000;
+const MAX_EVENTS = 8000;  // of a run that trains for long; the server thins more than that
 const JOB_POLL_MS = 500;
 const CHART_METRICS = ['accuracy', 'f1', 'perplexity', 'bits_per_byte', 'bleu', 'chrf', 'exact_match', 'token_accuracy'];
 const RATES = {lr: 'Learning rate', tokens_per_s: 'Tokens per second', grad_norm: 'Gradient norm'};
@@ -16,7 +17,7 @@ const RATES = {lr: 'Learning rate', tokens_per_s: 'Tokens per second', grad_norm
 export async function render(container, {path: id}) {
   const url = `api/runs/${encodeId(id)}`;
   const controller = new AbortController(), {signal} = controller;
-  const view = {id, url, details: await getJson(url), events: [], charts: new Map(), samples: new Map(), predictions: new Map()};
+  const view = {id, url, maxEvents: MAX_EVENTS, details: await getJson(url), events: [], charts: new Map(), samples: new Map(), predictions: new Map()};
   const parts = Object.fromEntries(['head', 'tiles', 'notices', 'curves', 'tests', 'samples', 'predictions', 'settings', 'files']
     .map(name => [name, create('div', {class: `part-${name}`})]));
   container.append(...Object.values(parts));
@@ -66,6 +67,10 @@ async function followRun(view, signal, {onEvents, onBest, onRun, onGone}) {
         showConnection(true);
         if (event === 'history') view.events = content;
         if (event === 'event') view.events.push(content);
+        if (view.events.length > view.maxEvents) {
+          view.events = (await getJson(`${view.url}/metrics`, {signal})).events;
+          view.maxEvents = Math.max(MAX_EVENTS, 2 * view.events.length);
+        }
         if (event === 'event' && content.event === 'best') onBest();
         if (event === 'run') {
           view.details.run = content;
