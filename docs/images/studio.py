@@ -18,7 +18,28 @@ TABS = {
     "runs": ("#/runs", "tr[data-run]", ["tr[data-group] >> nth=0 >> button"]),
     "run": ("#/run/reviews", ".part-curves canvas", []),
     "compare": ("#/compare?study=width", "figure canvas", []),
+    "classify": (
+        "#/playground?run=reviews&text=In+short,+the+keyboard+was+not+very+horrible.",
+        "form button.primary",
+        ["form button.primary", "#attribution-tokens .token >> nth=6"],
+    ),
+    "generate": (
+        "#/playground?run=story&text=Once+upon+a+time",
+        "form button.primary",
+        ["form button.primary", "#generated .token >> nth=10"],
+    ),
+    "translate": (
+        "#/playground?run=numbers&text=seven+minutes+to+four+in+the+morning",
+        "form button.primary",
+        ["form button.primary", "#target-tokens .token >> nth=2"],
+    ),
+    "attention": (
+        "#/attention?run=numbers&text=seven+minutes+to+four+in+the+morning",
+        "#heatmap[data-shown]",
+        ["#thumbnails button >> nth=1"],
+    ),
 }
+HEIGHTS = {"attention": 1580}  # of tabs that need more than the height of the window
 WINDOWS = {"wide": (1280, 900, "light"), "narrow": (420, 900, "light"), "dark": (1280, 900, "dark")}
 
 
@@ -41,7 +62,8 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for tab in tabs or TABS:
             for window, (width, height, scheme) in WINDOWS.items():
-                page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
+                size = {"width": width, "height": HEIGHTS.get(tab, height)}
+                page = browser.new_page(viewport=size, color_scheme=scheme)  # type: ignore[arg-type]
                 take_picture(page, address.rstrip("/"), tab, FOLDER / f"studio-{tab}-{window}.png")
                 page.close()
         browser.close()
