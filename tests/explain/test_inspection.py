@@ -63,9 +63,10 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> BuildRun:
             file = folder / ("data.txt" if task == "generate" else "data.csv")
             file.write_text(data or make_data(task), encoding="utf-8")
             fixed_settings = {"tokenizer.kind": "word", "decode.strategy": "greedy"}
-            config = build_config(
-                {"task": task, "data.train": str(file), **TINY_SETTINGS, **fixed_settings, **settings}, Config()
-            )
+            flat_settings = {"task": task, "data.train": str(file), **TINY_SETTINGS, **fixed_settings, **settings}
+            if "model.kind" in settings:  # a recurrent model has no heads
+                del flat_settings["model.n_heads"]
+            config = build_config(flat_settings, Config())
             task_object = TASKS[task].prepare(config, folder / "run").task
             torch.manual_seed(0)
             for parameter in task_object.model.parameters():
@@ -349,6 +350,11 @@ def test_long_sources_and_targets_are_cut_and_said_so(make: BuildRun) -> None:
 def test_the_last_row_of_a_cut_target_is_named_after_what_follows_in_it(make: BuildRun) -> None:
     explanation = make("translate").explain("one", target=" ".join(FRENCH_WORDS * 2))
     assert map_pieces(explanation, "cross")[0] == tuple((FRENCH_WORDS * 2)[:MAX_LEN])
+
+
+def test_a_recurrent_translator_has_cross_attention_only(make: BuildRun) -> None:
+    explanation = make("translate", **{"model.kind": "gru"}).explain("one two three", target="un deux")
+    assert map_shapes(explanation) == {"cross": (1, 1, 3, 3)}
 
 
 def test_two_vocabularies_name_each_its_own_side(make: BuildRun) -> None:

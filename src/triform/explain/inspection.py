@@ -108,10 +108,11 @@ def _require_memory_for_maps(
     task: Task, model: nn.Module, explanation_input: ExplanationInput, pad_to: int
 ) -> None:
     """Raise `ConfigError` if the maps do not fit into memory."""
-    stacks, n_weights = require_attention_stacks(model), 0
-    for stack, (queries, keys) in explanation_input.pieces.items():
-        n_pairs = max(len(queries), pad_to) * max(len(keys), pad_to)
-        n_weights += len(stacks[stack]) * task.config.model.n_heads * n_pairs
+    n_heads = 1 if task.config.model.is_recurrent else task.config.model.n_heads
+    n_weights = 0
+    for stack, layers in require_attention_stacks(model).items():
+        queries, keys = explanation_input.pieces[stack]
+        n_weights += len(layers) * n_heads * max(len(queries), pad_to) * max(len(keys), pad_to)
     needed_bytes, available_bytes = BYTES_PER_RECORDED_WEIGHT * n_weights, available_memory()
     if needed_bytes > available_bytes:
         n_tokens = max(len(keys) for _, keys in explanation_input.pieces.values())
