@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
 import torch
@@ -22,6 +23,7 @@ from triform.interrupts import handle_signals
 from triform.reporting.run_report import write_report
 from triform.run import Run, load
 from triform.training.claim import claim_run_folder, create_default_folder
+from triform.training.estimate import TrainingEstimate, estimate_training
 from triform.training.freezing import count_trainable
 from triform.training.init_from import apply_base
 from triform.training.length import format_early_stopping_notice
@@ -119,6 +121,32 @@ def train(
                 folder.discard_if_unused()
                 raise stopped_without_saving_error([folder], command) from None
     return load(folder.path, device=options.device, verify=options.verify)
+
+
+def estimate(
+    task: TaskName,
+    *,
+    preset: str = "",
+    config: str | Path | Config | None = None,
+    options: RunOptions | None = None,
+    **settings: Any,
+) -> TrainingEstimate:
+    """Estimate the parameters, memory and time of a run without training it.
+
+    The data is read and the model is built as for `train`, and a few steps are timed. The arguments are those of
+    `train`; of the options, only `device` and `verify` have an effect.
+
+    Raises:
+        ConfigError: A setting is unknown or invalid, or the run does not fit into memory.
+        DataError: A data file cannot be used.
+    """
+    options = options or RunOptions()
+    requested = resolve_settings(task, preset, config, flatten_settings(settings))
+    with TemporaryDirectory() as path:
+        folder = RunFolder(Path(path))
+        full_config = build_config(apply_base(requested, verify=options.verify))
+        prepared = prepare_data_and_model(full_config, folder, resolve_device(options.device), resume=False)
+        return estimate_training(prepared, folder)
 
 
 def _train(

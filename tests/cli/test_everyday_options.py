@@ -39,6 +39,24 @@ def test_training_options_become_settings_of_the_run(triform: Command, files: Fi
     assert (config.data.text_column, config.data.label_column) == ("one", "two")
 
 
+def test_a_dry_run_says_what_a_run_costs_and_writes_nothing(
+    triform: Command, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    small = ("--set", "model.d_model=16", "--set", "model.n_layers=1", "--set", "model.n_heads=2")
+    command = ("train", "classify", "--data", files.csv, *small, "--max-steps", 30, "--device", "cpu", "--dry-run")
+    estimate = triform(*command, "--json").json
+    assert estimate["steps"] == 30
+    assert estimate["seconds"] > 0
+    result = triform(*command)
+    assert f"parameters  {estimate['parameters']:,}" in result.out
+    assert "steps       30" in result.out
+    assert sorted(tmp_path.iterdir()) == before
+    assert triform(*command, "--seeds", 2).err.endswith("estimates one new run; leave out --seeds\n")
+    assert triform(*command, "--resume").err.endswith("estimates one new run; leave out --resume\n")
+
+
 def test_decode_options_equal_their_settings(triform: Command, writer: Path) -> None:
     shorthand_options = ("--temperature", "0.5", "--top-k", 5, "--top-p", "0.9", "--max-new-tokens", 6)
     set_options = (

@@ -110,8 +110,8 @@ def audit(
     )
     inputs = _read_inputs(config, train, valid, test or [], loaded_run)
 
-    from triform.cli.audit_report import print_report, report_to_dict
     from triform.data.audit import audit_sets
+    from triform.reporting.audit_report import print_report, report_to_dict
 
     limit = max_len or (config.data.max_len if loaded_run and config.task != "generate" else 0)
     report = audit_sets(
@@ -145,25 +145,14 @@ def _resolve_positional(run_or_file: str, train: str, run: Path | None) -> tuple
 def _build_config(loaded_run: Run | None, task: str, train: str, settings: dict[str, object]) -> Config:
     """Return how files are read: as in the run's training or, without a run, by the defaults."""
     from triform.config.settings import Settings, build_config, coerce_setting
+    from triform.data.preview import guess_task
 
     data_settings: Settings = {name: coerce_setting(name, value) for name, value in settings.items()}
     if loaded_run is None:
-        return build_config({"task": coerce_setting("task", task or _guess_task(train)), **data_settings})
+        return build_config({"task": coerce_setting("task", task or guess_task(train)), **data_settings})
     if task and task != loaded_run.config.task:
         raise ConfigError(f"{loaded_run.path} is for {loaded_run.config.task}, not {task}; leave out --task")
     return build_config(data_settings, loaded_run.config)
-
-
-def _guess_task(train: str) -> TaskName:
-    from triform.data import builtin_sets
-    from triform.data.files import BUILTIN_PREFIX, detect_kind
-
-    if train.startswith(BUILTIN_PREFIX):
-        names: tuple[TaskName, ...] = ("classify", "generate", "translate")
-        return next(name for name in names if builtin_sets.matches_task(train, name))
-    if "," in train and not Path(train).exists():
-        return "translate"
-    return "generate" if detect_kind(train) == "txt" else "classify"
 
 
 def _read_inputs(config: Config, train: str, valid: str, tests: list[str], loaded_run: Run | None) -> AuditInputs:

@@ -12,11 +12,13 @@ from triform.cli.help import DATA, RUN_FOLDER, TRAINING, argument, flag, option
 from triform.cli.model_argument import ConfigOption, PresetOption
 from triform.cli.options import DeviceOption, JsonOption, NoVerifyOption, QuietOption, SetOption, print_json
 from triform.cli.shorthands import validate_agreement, with_shorthands
-from triform.formatting import echo, format_mean, format_metric, format_range, print_table
+from triform.formatting import echo, format_duration, format_mean, format_metric, format_range, print_table
 
 if TYPE_CHECKING:
     from triform.config.settings import Settings
     from triform.experiments.seeds import SeedResults
+    from triform.launch import RunOptions
+    from triform.training.estimate import TrainingEstimate
 
 OPTION_SETTINGS = {
     "--data": "data.train",
@@ -69,6 +71,10 @@ OutOption = Annotated[
     str,
     option(RUN_FOLDER, "RUN", "Run folder to write. The default is runs/TASK-DATA, with a number if that exists."),
 ]
+DryRunOption = Annotated[
+    bool,
+    flag(TRAINING, "--dry-run", "Print parameters, memory and estimated time, and train nothing."),
+]
 OverwriteOption = Annotated[bool, flag(RUN_FOLDER, "--overwrite", "Replace the run in --out if there is one.")]
 
 
@@ -90,6 +96,7 @@ def train(
     resume: Annotated[bool, flag(RUN_FOLDER, "--resume", "Continue the run in --out.")] = False,
     overwrite: OverwriteOption = False,
     no_verify: NoVerifyOption = False,
+    dry_run: DryRunOption = False,
     device: DeviceOption = "auto",
     quiet: QuietOption = False,
     json_: JsonOption = False,
@@ -105,7 +112,7 @@ def train(
         triform train translate --source train.en --target train.fr
     """
     from triform.experiments.seeds import train_seeds
-    from triform.launch import RunOptions
+    from triform.launch import RunOptions, estimate
     from triform.launch import train as launch
 
     files = {"--data": data, "--source": source, "--target": target, "--from": from_, "--embeddings": embeddings}
@@ -113,6 +120,10 @@ def train(
     options = RunOptions(
         out=out, resume=resume, overwrite=overwrite, device=device, quiet=quiet, verify=not no_verify
     )
+    if dry_run:
+        _validate_dry_run(options, seeds)
+        print_estimate(estimate(task, preset=preset, config=config, options=options, **settings), as_json=json_)  # type: ignore[arg-type]
+        return
     if seeds is not None:
         seed_runs = train_seeds(task, seeds, preset=preset, config=config, options=options, **settings)  # type: ignore[arg-type]
         print_seeds(seed_runs, as_json=json_)
@@ -125,6 +136,42 @@ def train(
     echo(f"report:     {run.path / 'report.html'}")
     example = {"classify": "some text", "generate": "Once upon", "translate": "a sentence"}[run.config.task]
     echo(f'try:        triform predict {shlex.quote(str(run.path))} "{example}"')
+
+
+def _validate_dry_run(options: RunOptions, seeds: int | None) -> None:
+    from triform.errors import ConfigError
+
+    for name, is_set in {"--resume": options.resume, "--seeds": seeds is not None}.items():
+        if is_set:
+            raise ConfigError(f"--dry-run estimates one new run; leave out {name}")
+
+
+def print_estimate(estimate: TrainingEstimate, *, as_json: bool) -> None:
+    """Print what a run costs, after the notices about its data."""
+    from dataclasses import asdict
+
+    from triform.analysis.host_memory import GIB
+    from triform.errors import format_notice, notice_level
+
+    if as_json:
+        notices = [{"level": notice_level(notice), "text": notice} for notice in estimate.notices]
+        print_json(asdict(estimate) | {"notices": notices})
+        return
+    for notice in estimate.notices:
+        echo(format_notice(notice), err=True)
+    trainable = f", {estimate.trainable:,} of them trainable" if estimate.trainable < estimate.parameters else ""
+    free = f"{estimate.available_bytes / GIB:.2f} GiB are free on {estimate.device}"
+    print_table(
+        [
+            ["", "estimate"],
+            ["parameters", f"{estimate.parameters:,}{trainable}"],
+            ["memory", f"about {estimate.memory_bytes / GIB:.2f} GiB; {free}"],
+            ["examples", f"{estimate.train_examples:,} for training, {estimate.valid_examples:,} for validation"],
+            ["steps", f"{estimate.steps:,}"],
+            ["time", f"about {format_duration(estimate.seconds)}"],
+        ],
+        align="ll",
+    )
 
 
 def _settings(

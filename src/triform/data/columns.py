@@ -166,7 +166,8 @@ def _find_language_columns(names: Sequence[str]) -> list[int]:
     return [index for index, name in enumerate(names) if re.split("[-_]", _normalise_name(name))[0] in LANGUAGES]
 
 
-def _is_pair_header(rows: TableRows) -> bool:
+def is_pair_header(rows: TableRows) -> bool:
+    """Return whether the first row names a source and a target, or two languages."""
     first_row = rows[0]
     if match_name(first_row, SOURCE_NAMES) is not None and match_name(first_row, TARGET_NAMES) is not None:
         return True
@@ -267,7 +268,7 @@ def _validate_label(path: str, body: TableRows, *, label: int | None, is_known: 
 def find_pair_columns(path: str, rows: TableRows, data_config: DataConfig) -> Columns:
     """Find the columns of source and target from the first rows of a table."""
     requested = {"source_column": data_config.source_column, "target_column": data_config.target_column}
-    has_header = _has_header(rows, data_config, requested, _is_pair_header)
+    has_header = _has_header(rows, data_config, requested, is_pair_header)
     names, width = (rows[0] if has_header else None), len(rows[0])
     if width < 2:
         raise DataError(ONE_COLUMN_ERROR.format("a source and a target column"), path=path)
@@ -309,7 +310,7 @@ def find_source_column(path: str, rows: TableRows, data_config: DataConfig) -> C
     target_column = "" if _is_absent(data_config.target_column, first_row) else data_config.target_column
     requested = {"source_column": data_config.source_column, "target_column": target_column}
     has_header = _has_header(
-        rows, data_config, requested, lambda rows: _is_pair_header(rows) or _is_input_header(rows)
+        rows, data_config, requested, lambda rows: is_pair_header(rows) or _is_input_header(rows)
     )
     names = first_row if has_header else None
     source = _resolve_column(path, "source_column", data_config.source_column, names, width)

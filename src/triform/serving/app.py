@@ -21,6 +21,7 @@ from triform.serving import (
     operations,
     runs_api,
     text_api,
+    train_api,
     translate_api,
 )
 from triform.serving.endpoints import ApiError, Dialect, Endpoint, render_error, to_route
@@ -41,6 +42,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *runs_api.ENDPOINTS,
     *compare_api.ENDPOINTS,
     *jobs_api.ENDPOINTS,
+    *train_api.ENDPOINTS,
 )
 DRAIN_SECONDS = 20.0  # for requests that are running when the server stops
 

@@ -28,6 +28,7 @@ class Server:
         requests: Counts and durations of the requests.
         explanations: The explanations that it computed last.
         run_list: The summaries of the runs, for the tab Runs.
+        estimating: Held while the costs of a run are estimated, which uses the device.
         stopping: Set when the server stops. A response without an end, such as the tail of a file, ends then.
     """
 
@@ -38,6 +39,7 @@ class Server:
     requests: RequestMetrics = field(default_factory=RequestMetrics)
     explanations: Explanations = field(default_factory=Explanations)
     run_list: RunList = field(default_factory=RunList)
+    estimating: asyncio.Lock = field(default_factory=asyncio.Lock)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property

@@ -89,6 +89,15 @@ def to_arguments(task: str, preset: str, settings: Settings) -> list[str]:
     return arguments
 
 
+def hide_paths(server: Server, request: DataRequest, message: str) -> str:
+    """Return a message with the names that the client gave instead of the paths of its uploads."""
+    for file in (request.data, request.source, request.target):
+        if file.startswith(UPLOAD_PREFIX):
+            record, path = server.uploads.find(file.removeprefix(UPLOAD_PREFIX))
+            message = message.replace(str(path.absolute()), record.label).replace(str(path), record.label)
+    return message
+
+
 def choose_run_name(server: Server, request: TrainingRequest) -> str:
     """Return the name of the run folder: that of the request, or a free one made of the task and the data.
 

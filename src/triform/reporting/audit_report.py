@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
+from triform.data.audit import AuditReport, AuditSet, Overlap, SetReport
+from triform.evaluation.metrics import Metrics
 from triform.formatting import echo, format_metric, print_table
-
-if TYPE_CHECKING:
-    from triform.data.audit import AuditReport, AuditSet, Overlap, SetReport
-    from triform.evaluation.metrics import Metrics
 
 COLUMNS_BY_SIDE = {"pair": ("repeats", "verbatim"), "target": ("repeats", "verbatim", "near", "empty", "overlong")}
 
@@ -96,7 +93,7 @@ def _describe_report(report: AuditReport, task: str, *, has_metrics: bool) -> It
         elif overlap.within == "train" and overlap.side == "pair" and overlap.seen.any():
             yield f"{overlap.name}: {int(overlap.seen.sum()):,} of these have the same translation in train"
     for set_report in report.set_reports:
-        yield from _describe_set(set_report, task)
+        yield from describe_set(set_report, task)
 
 
 def _describe_leak(overlap: Overlap, task: str, *, has_metrics: bool) -> Iterator[str]:
@@ -129,7 +126,8 @@ def _describe_leak(overlap: Overlap, task: str, *, has_metrics: bool) -> Iterato
     yield from (f"    {example}" for example in overlap.examples)
 
 
-def _describe_set(set_report: SetReport, task: str) -> Iterator[str]:
+def describe_set(set_report: SetReport, task: str) -> Iterator[str]:
+    """Yield lines about the problems within a set. Lines with examples are indented."""
     name = _format_set_name(set_report.name, set_report.side)
     if set_report.conflicts and task == "classify":
         yield f"{name}: {set_report.conflicts:,} rows have a text that also occurs with another label"

@@ -1,0 +1,133 @@
+"""Inspect a data file before training: its columns, rows and labels, and what the audit finds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain, islice
+
+import msgspec
+
+from triform.config import DataConfig, TaskName
+from triform.data import readers
+from triform.data.audit import AuditSet, audit_sets, shorten_example
+from triform.data.preview import preview_data
+from triform.errors import DataError
+from triform.reporting.audit_report import describe_set
+
+MAX_AUDITED_ROWS = 20_000
+MAX_AUDITED_CHARS = 20_000_000
+MAX_SHOWN_LABELS = 50
+MAX_CELL_CHARS = 300
+Row = tuple[str, str, str]  # text, label, target
+
+
+class DataColumn(msgspec.Struct, kw_only=True):
+    """A column of a file. `role` is text, label, source, target, or "" if it is not used."""
+
+    name: str
+    role: str
+
+
+class LabelCount(msgspec.Struct, kw_only=True):
+    """How often a label occurs."""
+
+    label: str
+    count: int
+
+
+class Inspection(msgspec.Struct, kw_only=True):
+    """How a file is read for a task, and what is in it.
+
+    Args:
+        task: The task.
+        columns: The columns, with what they are used for.
+        rows: The first rows, shortened.
+        n_rows: The number of rows; of a plain text, the number of lines that are not blank.
+        n_chars: The number of characters in the texts.
+        labels: The most frequent labels of a classifier, with their counts.
+        n_labels: The number of labels.
+        findings: What the audit found, as sentences; empty if there are no problems.
+        n_audited: The number of rows that the audit read. Long files are audited in part.
+    """
+
+    task: str
+    columns: list[DataColumn]
+    rows: list[list[str]]
+    n_rows: int
+    n_chars: int
+    labels: list[LabelCount]
+    n_labels: int
+    findings: list[str]
+    n_audited: int
+
+
+def inspect_data(task: TaskName, name: str, data_config: DataConfig) -> Inspection:
+    """Inspect a file, two aligned files (`source,target`) or a built-in set.
+
+    Raises:
+        DataError: The data cannot be used for the task.
+    """
+    preview = preview_data(task, name, data_config)
+    rows = _read_rows(task, name, data_config)
+    audited: list[Row] = []
+    n_audited_chars = 0
+    for row in islice(rows, MAX_AUDITED_ROWS):
+        audited.append(row)
+        n_audited_chars += len(row[0]) + len(row[2])
+        if n_audited_chars > MAX_AUDITED_CHARS:
+            break
+    if not audited:
+        raise DataError("the file has only blank lines", path=name)
+    labels: Counter[str] = Counter()
+    n_rows = n_chars = 0
+    for text, label, target in chain(audited, rows):
+        n_rows += 1
+        n_chars += len(text) + len(target)
+        if task == "classify":
+            labels[label] += 1
+    return Inspection(
+        task=task,
+        columns=[
+            DataColumn(name=column, role=role) for column, role in zip(preview.columns, preview.roles, strict=True)
+        ],
+        rows=[[cell[:MAX_CELL_CHARS] for cell in row] for row in preview.rows],
+        n_rows=n_rows,
+        n_chars=n_chars,
+        labels=[LabelCount(label=label, count=count) for label, count in labels.most_common(MAX_SHOWN_LABELS)],
+        n_labels=len(labels),
+        findings=_audit(task, audited),
+        n_audited=len(audited),
+    )
+
+
+def _read_rows(task: TaskName, name: str, data_config: DataConfig) -> Iterator[Row]:
+    """Yield the rows as the audit reads them; those of a plain text are its lines that are not blank."""
+    if task == "translate":
+        for pair in readers.read_pairs_or_aligned(name, data_config):
+            yield pair.source, "", pair.target
+    elif task == "generate" and readers.is_running_text(name):
+        for _, text in readers.read_lines(name):
+            if text.strip():
+                yield text, "", ""
+    else:
+        for row in readers.read_rows(name, data_config, labelled=task == "classify"):
+            yield row.text, row.label, ""
+
+
+def _audit(task: TaskName, rows: list[Row]) -> list[str]:
+    """Return what the audit of `triform audit` finds in the rows."""
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    audit_set = AuditSet(
+        texts=columns[0],
+        labels=columns[1] if task == "classify" else (),
+        targets=columns[2] if task == "translate" else (),
+    )
+    findings: list[str] = []
+    for report in audit_sets({"train": audit_set}).set_reports:
+        findings += [line.strip() for line in describe_set(report, task)]
+        if report.empty and report.side != "pair":
+            findings.append(f"{report.empty:,} rows have an empty {report.side}")
+        if report.near and report.side in ("text", "source") and task != "generate":
+            findings.append(f"{report.near:,} rows are near duplicates of an earlier row")
+    return [shorten_example(finding) if len(finding) > MAX_CELL_CHARS else finding for finding in findings]
