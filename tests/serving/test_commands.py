@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,19 @@ def test_the_server_prints_its_address_and_answers_running_requests_before_it_st
     assert set(line) == {"address"}
     address = line["address"]
     assert httpx.get(f"{address}/health").json()["status"] == "ok"
-    body = {"prompt": "amber birch", "max_tokens": 1500, "temperature": 0, "stream": True}
-    with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as answer:
-        lines = answer.iter_lines()
-        assert next(lines).startswith("data: ")
-        process.send_signal(signal.SIGINT)
-        remaining = [line for line in lines if line]
+    body = {"prompt": "amber birch", "max_tokens": 1500, "temperature": 0}
+    with ThreadPoolExecutor() as pool, httpx.Client(base_url=address, timeout=60) as client:
+        endless = pool.submit(client.post, "/v1/completions", json={**body, "max_tokens": 1_000_000})
+        while "triform_requests_running 2" not in client.get("/metrics").text:
+            assert not endless.done()
+        with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+            process.send_signal(signal.SIGINT)
+            remaining = [line for line in lines if line]
+        process.send_signal(signal.SIGINT)  # the other one would take minutes
+        assert endless.result().status_code == 503
+        assert endless.result().json()["error"]["message"].startswith("the server was stopped")
     assert remaining[-1] == "data: [DONE]"
     assert json.loads(remaining[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
     out, err = process.communicate(timeout=60)
@@ -73,7 +81,7 @@ def test_the_studio_opens_the_page_with_its_token(start: Any, tmp_path: Path) ->
     assert lines[0].split()[0].endswith("/#token=50%25%2Fx")
     assert lines[1] == f"opened {lines[0].split()[0]}\n"
     assert (tmp_path / "runs").is_dir()  # an empty folder for the runs to come
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGHUP)  # the terminal was closed
     assert process.communicate(timeout=60)[1] == "triform: the server has stopped\n"
     assert process.returncode == 130
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
 from triform.serving import ServerOptions, create_app
@@ -42,6 +41,8 @@ def test_no_request_makes_the_server_fail(schema: Any, mode: GenerationMode) -> 
     statuses: Counter[int] = Counter()
     failures: list[str] = []
     for operation in (result.ok() for result in schema.get_all_operations()):
+        if mode is GenerationMode.NEGATIVE and not operation.body and not operation.query:
+            continue  # any text is a valid part of a path
 
         @settings(
             max_examples=EXAMPLES,
@@ -60,10 +61,7 @@ def test_no_request_makes_the_server_fail(schema: Any, mode: GenerationMode) -> 
             if answer.status_code >= 500:
                 failures.append(f"{case.operation.label} {case.body} {case.query}: {answer.text}")
 
-        try:
-            send()
-        except Unsatisfiable:  # a route without parameters has no invalid requests
-            assert mode is GenerationMode.NEGATIVE
+        send()
     assert not failures
     assert statuses[400] > EXAMPLES
     assert statuses[200] > EXAMPLES or mode is GenerationMode.NEGATIVE

@@ -109,6 +109,11 @@ def to_route(endpoint: Endpoint, server: Server) -> Route:
             return render_error(endpoint.dialect, to_api_error(error))
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_STATUS)
+        except asyncio.CancelledError:
+            if not server.stopping.is_set():
+                raise
+            stopped = ApiError(503, "the server was stopped before the request was finished")
+            return render_error(endpoint.dialect, stopped)
         except Exception:
             log.exception("error in %s %s", endpoint.method, endpoint.path)
             return render_error(endpoint.dialect, ApiError(500, "internal error; see the log of the server"))

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import errno
+import logging
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
 
 from triform.errors import ConfigError
+from triform.interrupts import HANGUP
 from triform.serving.app import DRAIN_SECONDS
 
 MAX_PORT = 65_535
@@ -67,6 +73,25 @@ class _HttpServer(uvicorn.Server):
         super().__init__(config)
         self.app, self.on_start = app, on_start
 
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Handle SIGHUP as SIGTERM, unless it is ignored, as with `nohup`."""
+        with super().capture_signals():
+            is_main_thread = threading.current_thread() is threading.main_thread()
+            if HANGUP is None or not is_main_thread or signal.getsignal(HANGUP) is signal.SIG_IGN:
+                yield
+                return
+            previous = signal.signal(HANGUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(HANGUP, previous)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        if self.force_exit:  # what is cancelled now is not worth a message
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
@@ -78,7 +103,9 @@ class _HttpServer(uvicorn.Server):
 
 
 def run_server(app: Starlette, sock: socket.socket, on_start: Callable[[], None]) -> None:
-    """Serve an app until Ctrl-C or SIGTERM. Running requests are answered first; a second Ctrl-C stops at once.
+    """Serve an app until Ctrl-C, SIGTERM or SIGHUP.
+
+    Running requests are answered first. A second Ctrl-C stops at once.
 
     Args:
         app: The app of `create_app`.
