@@ -670,6 +670,22 @@ def test_rows_with_different_settings_share_replayed_steps(caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize("strategy", ["greedy", "sample", "beam"])
+def test_rows_move_to_larger_slots_while_they_are_decoded(strategy: str) -> None:
+    adapter = build_adapter("seq2seq")
+    settings = replace(DECODE_SETTINGS, strategy=strategy)
+    requests = [Request([4, 5, 6], 40, 0, settings), Request([7, 8, 9] * 8, 50, 1, settings)]
+    outputs: dict[int, list[int]] = {}
+    with Scheduler(adapter, CONSTRAINTS, beam_settings(settings), max_rows=2, use_cuda_graphs=True) as scheduler:
+        for request in requests:
+            scheduler.submit(request)
+            outputs |= scheduler.step()
+        while scheduler.n_unfinished:
+            outputs |= scheduler.step()
+    expected = [decode(adapter, [request], use_cuda_graphs=False)[0] for request in requests]
+    assert [outputs[0], outputs[1]] == expected
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "sample", "beam"])
 def test_the_next_call_replays_the_same_graph_with_the_weights_of_then(strategy: str) -> None:
     adapter = build_adapter("decoder")
     first = run_graph_search(adapter, strategy)

@@ -25,17 +25,20 @@ from test_decoding import (
     decode,
     decode_reference,
     random_logits,
+    tiny_model,
 )
 from torch import Tensor
 
 from triform.config import DecodeConfig
 from triform.generation import graph, scheduler, slots
-from triform.generation.adapters import TransformerAdapter
+from triform.generation.adapters import DecoderAdapter, Seq2SeqAdapter, TransformerAdapter
 from triform.generation.backend import Request, SampledRow, TokenConstraints
 from triform.generation.beam import BeamSettings
 from triform.generation.graph import GraphBackend, SlotsPool
 from triform.generation.sampling import fast_topk
 from triform.generation.scheduler import Scheduler, generate, row_seeds
+from triform.models.decoder import Decoder
+from triform.models.seq2seq import Seq2Seq
 
 ROWS = [*PROMPTS, [7], [8, 9, 10, 4, 5, 6], [4, 4], list(range(4, 11)) * 3, [10, 9, 8], [5, 6], [7, 7, 7, 7]]
 LIMITS = (9, 25, 3, 31, 14, 30, 6, 1, 20, 12, 28, 17)
@@ -180,23 +183,56 @@ def test_a_request_joins_as_soon_as_there_is_room() -> None:
         assert server.n_unfinished == 1
 
 
-def test_slots_grow_for_a_request_that_does_not_fit_once_they_are_empty() -> None:
+def test_slots_grow_for_a_request_that_does_not_fit() -> None:
     adapter = build_adapter("seq2seq", 1)
     adapter.model.lm_head.bias.data[EOS] = -50.0  # never ends by itself
-    with Scheduler(adapter, CONSTRAINTS, use_cuda_graphs=True) as server:
+    with Scheduler(adapter, CONSTRAINTS, max_rows=2, use_cuda_graphs=True) as server:
         backend = server.backend
         assert isinstance(backend, GraphBackend)
         first = server.submit(Request(ROWS[0], 30)).id
         outputs = server.step()
         assert backend.slots is not None
-        assert backend.slots.shape == (1, 1, 64, 16)
+        assert backend.slots.shape == (2, 1, 64, 16)
         long_source = [4, 5, 6, 7] * 5
         second = server.submit(Request(long_source, 30)).id
+        outputs |= server.step()
+        assert backend.rows[1] is not None  # the second did not wait for the first
         while server.n_unfinished:
             outputs |= server.step()
         assert backend.slots.shape == (2, 1, 64, 32)
     assert outputs[first] == decode(adapter, [ROWS[0]], limits=30)[0]
     assert outputs[second] == decode(adapter, [long_source], limits=30)[0]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_rows_that_move_to_larger_slots_generate_what_they_generate_alone(
+    architecture: str, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "STEPS_PER_SYNC", 5)
+    monkeypatch.setattr(graph, "STEPS_PER_SYNC", 5)
+    monkeypatch.setattr(graph, "POOL", SlotsPool())
+    model = tiny_model(Decoder if architecture == "decoder" else Seq2Seq, 5, 300)
+    model.lm_head.bias.data[EOS] = -50.0  # never ends by itself
+    adapter: Any = DecoderAdapter(model, 300) if architecture == "decoder" else Seq2SeqAdapter(model, 300, bos=2)
+    settings = replace(CONFIG, strategy=strategy)
+    requests = [
+        Request(tokens, limit, row, settings)
+        for row, (tokens, limit) in enumerate([(ROWS[0], 40), (ROWS[1], 33), (ROWS[5] * 5, 90), (ROWS[3], 140)])
+    ]
+    outputs: dict[int, list[int]] = {}
+    with Scheduler(adapter, CONSTRAINTS, beam_of(strategy), max_rows=4, use_cuda_graphs=True) as server:
+        shapes = []
+        for request in requests:
+            server.submit(request)
+            outputs |= server.step()
+            shapes.append(server.backend.slots.shape.cache_len)
+        while server.n_unfinished:
+            outputs |= server.step()
+    assert shapes == [64, 64, 128, 256]
+    options: dict[str, Any] = {"limits": [40, 33, 90, 140], "seeds": range(4), "config": settings}
+    expected = decode_reference(adapter, [request.tokens for request in requests], strategy, **options)
+    assert [outputs[row] for row in range(4)] == expected
 
 
 # -- beam search, slots and draws

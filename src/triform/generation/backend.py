@@ -144,6 +144,9 @@ class TokenPicker:
     def select(self, indices: Tensor) -> None:
         """Keep only the rows at these indices, in this order."""
 
+    def copy_rows(self, other: Any, n_rows: int) -> None:
+        """Copy what a picker of the same class remembers of its rows."""
+
     def prepare(self, rows: Sequence[Row | None], n_steps: int) -> None:
         """Prepare for the next steps of these rows, which may have changed since the last call."""
 

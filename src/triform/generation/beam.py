@@ -132,6 +132,10 @@ class BeamPicker(TokenPicker):
     def select(self, indices: Tensor) -> None:
         self.tensors = {name: tensor[indices] for name, tensor in self.tensors.items()}
 
+    def copy_rows(self, other: BeamPicker, n_rows: int) -> None:
+        for name, tensor in self.tensors.items():
+            tensor[:n_rows] = other.tensors[name]
+
     def pick(self, logits: Tensor, step: Tensor) -> tuple[Tensor, Tensor | None]:
         """Choose the tokens and parents (B, K) of the hypotheses that continue, from logits (B, K, V)."""
         state, beam_size = self.tensors, self.beam_size

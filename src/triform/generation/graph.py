@@ -88,8 +88,8 @@ class GraphBackend:
     """Decodes rows in slots, several steps at a time.
 
     Slots are made for the sizes of the rows that were submitted before the first step. When a row comes that does
-    not fit, or more rows than there are slots, no row is admitted until all slots are empty; then larger ones are
-    made. With `max_rows` there are as many slots from the beginning, for rows that come later.
+    not fit, larger ones are made, and the rows move there. With `max_rows` there are as many slots from the
+    beginning, for rows that come later.
     """
 
     lock: AbstractContextManager[Any] = GRAPH_LOCK
@@ -123,14 +123,12 @@ class GraphBackend:
                 self._prefill_ahead(waiting)
             shape = self._needed_shape(self.prefilled[0][1])
             if self.slots is None or any(need > size for need, size in zip(shape, self.slots.shape, strict=True)):
-                if has_rows:
-                    return
                 self._open_slots(shape)
-                free_slots = list(range(shape.n_rows))
+                free_slots = [slot for slot, row in enumerate(self.rows) if row is None]
             if not free_slots:
                 return
             n_admitted = self._fill_slots(free_slots)
-            free_slots, has_rows = free_slots[n_admitted:], True
+            free_slots = free_slots[n_admitted:]
 
     def _prefill_ahead(self, waiting: deque[Row]) -> None:
         """Read the next rows, many at a time, whether or not there are slots for them yet."""
@@ -152,15 +150,24 @@ class GraphBackend:
         return SlotShape(n_rows, beam_size, cache_len, source_len)
 
     def _open_slots(self, shape: SlotShape) -> None:
-        """Take slots of this shape from the pool, or make new ones; graphs read weights at fixed addresses."""
-        self.close()
+        """Take slots of this shape from the pool, or make new ones; graphs read weights at fixed addresses.
+
+        Rows that are in smaller slots move.
+        """
         example, model = self.prefilled[0][1], self.adapter.model
         weight_pointers = tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
-        self.slots_key = (shape, self.picker.key, example.kv.dtype, weight_pointers)
-        self.slots = POOL.acquire(model, self.slots_key)
-        if self.slots is None:
-            self.slots = DecodeSlots(self.adapter, self.make_picker(), shape, example.prefill)
-        self.rows = [None] * shape.n_rows
+        if self.slots is not None:
+            shape = SlotShape(*map(max, shape, self.slots.shape))
+        key = (shape, self.picker.key, example.kv.dtype, weight_pointers)
+        slots = POOL.acquire(model, key)
+        if slots is None:
+            slots = DecodeSlots(self.adapter, self.make_picker(), shape, example.prefill)
+        rows = self.rows
+        if self.slots is not None:
+            slots.copy_rows(self.slots)
+            self.close()
+        self.slots, self.slots_key = slots, key
+        self.rows = [*rows, *[None] * (shape.n_rows - len(rows))]
 
     def _fill_slots(self, free_slots: Sequence[int]) -> int:
         """Put the next rows that were read together into free slots, and return how many."""

@@ -198,6 +198,29 @@ class DecodeSlots:
             self.source_keep[slot_indices] = False
             self.source_keep[slot_indices, :source_width] = prefilled.source_keep[row_indices]
 
+    def copy_rows(self, other: DecodeSlots) -> None:
+        """Copy all rows from smaller slots, to the same places."""
+        n_rows, beam_size, cache_len, source_len = other.shape
+        ages = torch.arange(cache_len, device=self.newest_column.device)
+        old_columns, new_columns = (
+            ((slots.newest_column - ages).remainder(slots.shape.cache_len) * beam_size)[:, None]
+            + torch.arange(beam_size, device=ages.device)
+            for slots in (other, self)
+        )
+        old_columns, new_columns = old_columns.flatten(), new_columns.flatten()
+        self.kv_buffer[:, :, :n_rows, :, new_columns] = other.kv_buffer[:, :, :, :, old_columns]
+        self.keep[:n_rows] = False
+        self.keep[:n_rows, :, new_columns] = other.keep[:, :, old_columns]
+        self.logits[:n_rows] = other.logits
+        self.positions[:n_rows] = other.positions
+        if self.source_kv is not None and self.source_keep is not None:
+            assert other.source_kv is not None
+            assert other.source_keep is not None
+            self.source_kv[:, :, :n_rows, :, :source_len] = other.source_kv
+            self.source_keep[:n_rows] = False
+            self.source_keep[:n_rows, :source_len] = other.source_keep
+        self.picker.copy_rows(other.picker, n_rows)
+
 
 def _supports_cuda_graphs(device: torch.device) -> bool:
     return device.type == "cuda"
