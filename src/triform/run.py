@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from triform.analysis.parameters import count_parameters
-from triform.config import Config
+from triform.config import Config, DecodeConfig
 from triform.config.bounds import validate_bound
 from triform.config.merging import override_decode
 from triform.config.settings import coerce_setting
@@ -24,7 +24,7 @@ from triform.evaluation.metrics import Metrics
 from triform.nn.kernels.precision import Precision, cast_model, resolve_precision
 from triform.tasks import Dataset, Prediction, Task
 from triform.tasks.batch import length_ranges
-from triform.tasks.language_model_data import LanguageModelDataset
+from triform.tasks.language_model_data import with_stride
 from triform.tasks.leaks import training_file_warnings
 from triform.tasks.prediction import Keep
 from triform.training.loading import load_latest_task, load_task
@@ -121,9 +121,15 @@ class Run:
         if not isinstance(top, int) or isinstance(top, bool) or top < 0:
             raise ConfigError(f"top must be an integer of 0 or more, found {top!r}")
         validate_keep(keep)
-        settings = override_decode(self.config.decode, decode)
+        settings = self._override_decode(decode)
         with self.inference_context():
             return self.task.predictor.predict(texts, decode=settings, seed=seed, top=top, keep=keep)
+
+    def _override_decode(self, settings: Mapping[str, object]) -> DecodeConfig:
+        try:
+            return override_decode(self.config.decode, **settings)
+        except TypeError:  # a value that cannot be hashed for the cache, such as a list
+            return override_decode.__wrapped__(self.config.decode, **settings)
 
     def evaluate(
         self, data: str | Path = "", *, lines: Container[int] | None = None, stride: int = 0, **decode: object
@@ -151,7 +157,7 @@ class Run:
         """Return the metrics of `evaluate` and notices, such as a warning that the file is training data."""
         notices = self.training_file_notices(data) if data else []
         dataset = self._load_eval_dataset(data, notices, lines)
-        return self._evaluate_dataset(_with_stride(dataset, stride) if stride else dataset, decode), notices
+        return self._evaluate_dataset(with_stride(dataset, stride) if stride else dataset, decode), notices
 
     def evaluate_by_length(
         self, data: str | Path = "", *, edges: Sequence[int], **decode: object
@@ -198,7 +204,7 @@ class Run:
         return dataset
 
     def _evaluate_dataset(self, dataset: Dataset, decode: Mapping[str, object]) -> Metrics:
-        settings = override_decode(self.config.decode, decode)
+        settings = self._override_decode(decode)
         with self.inference_context():
             metrics = self.task.evaluator.evaluate(dataset, decode=settings)
             if not math.isfinite(metrics["loss"]):
@@ -322,12 +328,6 @@ def validate_keep(keep: object) -> None:
     """Refuse a value that is not "first", "last" or None."""
     if keep not in (None, *get_args(Keep)):
         raise ConfigError(f"keep must be {' or '.join(get_args(Keep))}, found {keep!r}")
-
-
-def _with_stride(data: Dataset, stride: int) -> Dataset:
-    if not isinstance(data, LanguageModelDataset):
-        raise ConfigError("stride applies to generate only, because only generate reads text in windows")
-    return data.with_stride(stride)
 
 
 def _validate_checkpoint(checkpoint: object, adapter: str | Path) -> None:

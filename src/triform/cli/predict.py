@@ -136,7 +136,7 @@ def _print_unused_settings(config: Config, decode: dict[str, object]) -> None:
         names = ", ".join(f"decode.{name}" for name in decode)
         echo(f"note: a classifier generates no text, so these settings have no effect: {names}", err=True)
         return
-    strategy = override_decode(config.decode, decode).strategy
+    strategy = override_decode(config.decode, **decode).strategy
     unused_names = [f"decode.{name}" for name in decode if IMPLIED_STRATEGY.get(name, strategy) != strategy]
     if unused_names and strategy != "auto":
         echo(f"note: decode.strategy={strategy} does not use {', '.join(unused_names)}", err=True)

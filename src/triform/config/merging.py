@@ -227,21 +227,10 @@ def _split_aligned_files(settings: Settings, task: TaskName) -> Settings:
     return settings
 
 
-def override_decode(decode: DecodeConfig, settings: Mapping[str, object]) -> DecodeConfig:
-    """Return decoding settings, overridden by those of one call. Equal settings are validated only once."""
-    if not settings:
-        return decode
-    try:
-        return _override_decode(decode, tuple(settings), *settings.values())
-    except TypeError:  # a value that cannot be hashed for the cache, such as a list
-        return _override_decode.__wrapped__(decode, tuple(settings), *settings.values())
-
-
 @lru_cache(maxsize=256, typed=True)
-def _override_decode(decode: DecodeConfig, names: tuple[str, ...], *values: object) -> DecodeConfig:
-    settings: dict[str, Any] = {
-        name: coerce_setting(f"decode.{name}", value) for name, value in zip(names, values, strict=True)
-    }
-    if implied := [strategy for name, strategy in IMPLIED_STRATEGY.items() if name in settings]:
-        settings.setdefault("strategy", implied[-1])
-    return replace(decode, **settings)
+def override_decode(decode: DecodeConfig, /, **settings: object) -> DecodeConfig:
+    """Return decoding settings, overridden by those of one call. Equal settings are validated only once."""
+    overrides: dict[str, Any] = {name: coerce_setting(f"decode.{name}", value) for name, value in settings.items()}
+    if implied := [strategy for name, strategy in IMPLIED_STRATEGY.items() if name in overrides]:
+        overrides.setdefault("strategy", implied[-1])
+    return replace(decode, **overrides)

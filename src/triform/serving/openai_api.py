@@ -231,14 +231,14 @@ def decode_settings(body: CompletionRequest, run: Run) -> DecodeConfig:
     """Return the settings of sampling. What the request leaves out has the default of OpenAI, not of the run."""
     temperature = 1.0 if body.temperature is None else body.temperature
     if temperature == 0:
-        return override_decode(run.config.decode, {"strategy": "greedy"})
+        return override_decode(run.config.decode, strategy="greedy")
     settings = {
         "strategy": "sample",
         "temperature": temperature,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "top_k": max(0, body.top_k or 0),
     }
-    return override_decode(run.config.decode, settings)
+    return override_decode(run.config.decode, **settings)
 
 
 def count_usage(prompts: Sequence[Prompt], builders: Sequence[ChoiceBuilder]) -> Usage:

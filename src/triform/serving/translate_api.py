@@ -115,7 +115,7 @@ def build_requests(run: Run, texts: Sequence[str], n_alternatives: int) -> list[
     """
     config, tokenizer = run.config, run.task.tokenizer
     settings = {"beam_size": max(config.decode.beam_size, n_alternatives + 1)} if n_alternatives else {}
-    decode = override_decode(config.decode, settings)
+    decode = override_decode(config.decode, **settings)
     sources = [tokenizer.special_tokens.wrap(tokens) for tokens in tokenizer.encode_batch(texts)]
     longest = max(len(source) for source in sources)
     if longest > config.data.max_len:

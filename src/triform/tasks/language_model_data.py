@@ -283,3 +283,14 @@ class LanguageModelData(TaskData):
             lossless=tokenizer.lossless,
             eos_id=tokenizer.special_tokens.eos_or_bos,
         )
+
+
+def with_stride(data: Dataset, stride: int) -> Dataset:
+    """Return a dataset whose windows start `stride` tokens apart.
+
+    Raises:
+        ConfigError: The dataset is not for a language model.
+    """
+    if not isinstance(data, LanguageModelDataset):
+        raise ConfigError("stride applies to generate only, because only generate reads text in windows")
+    return data.with_stride(stride)
