@@ -17,11 +17,12 @@ from triform.config import Config, TaskName
 from triform.config.merging import absolute_path, flatten_settings, merge_request, request_sources
 from triform.config.settings import Settings, build_config
 from triform.device import resolve_device
-from triform.errors import ConfigError, DataError, format_notice, notice_level
+from triform.errors import ConfigError, DataError, DivergedError, format_notice, notice_level
 from triform.formatting import print_message
 from triform.interrupts import handle_signals
 from triform.reporting.run_report import write_report
 from triform.run import Run, load
+from triform.training.callbacks import MetricsFile
 from triform.training.claim import claim_run_folder, create_default_folder
 from triform.training.estimate import TrainingEstimate, estimate_training
 from triform.training.freezing import count_trainable
@@ -160,13 +161,23 @@ def _train(
         folder.discard_if_unused()
         raise
     log_start(trainer, (*notices, *setup_notices), options)
-    trainer = fit_with_oom_retry(trainer, options)
+    try:
+        trainer = fit_with_oom_retry(trainer, options)
+    except DivergedError as failure:
+        record_divergence(trainer, failure)
+        raise
     finish_run(trainer)
     if not trainer.progress.finished:
         raise interrupted_error(
             trainer.progress.step, format_resume_command(requested["task"], folder.path, options.device)
         )
     folder.delete_tokens()
+
+
+def record_divergence(trainer: Trainer, failure: DivergedError) -> None:
+    """Write to the metrics of a run that its training has diverged. A resume removes the event again."""
+    event = {"event": "diverged", "step": trainer.progress.step, "text": str(failure)}
+    MetricsFile(trainer.folder.metrics_file).on_event(event)
 
 
 def write_untrained_run(requested: Settings, options: RunOptions) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from triform.errors import DivergedError
 from triform.io.locks import folder_lock
+from triform.launch import train
 from triform.reporting.run_history import read_history
 from triform.run import load
 from triform.serving import ServerOptions, create_app
@@ -92,6 +94,15 @@ def test_a_run_that_diverged_has_failed_with_its_reason(copies: Path) -> None:
     append_events(copies / "reviews", {"event": "diverged", "step": 12, "text": "the loss is not finite"})
     run = list_runs(make_client(copies))["reviews"]
     assert (run["state"], run["error"]) == ("failed", "the loss is not finite")
+
+
+def test_training_that_diverges_leaves_a_failed_run_with_its_reason(data_folder: Path, tmp_path: Path) -> None:
+    settings = {"data": data_folder / "rows.tsv", "model": {"d_model": 16, "n_layers": 1, "n_heads": 2}}
+    options = {"out": tmp_path / "runs" / "wild", "device": "cpu", "quiet": True}
+    with pytest.raises(DivergedError) as failure:
+        train("classify", train={"max_steps": 30, "lr": 1e30, "clip_norm": 0.0}, **settings, **options)
+    run = list_runs(make_client(tmp_path / "runs"))["wild"]
+    assert (run["state"], run["error"]) == ("failed", str(failure.value))
 
 
 @pytest.mark.parametrize(

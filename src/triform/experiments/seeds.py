@@ -26,13 +26,13 @@ from triform.launch import (
     finish_run,
     fit_with_oom_retry,
     log_start,
+    record_divergence,
     resolve_out_folder,
     resolve_settings,
 )
 from triform.run import Run, load
 from triform.tasks import TASKS, PreparedTask
 from triform.training.aggregate_progress import AggregateProgress
-from triform.training.callbacks import MetricsFile
 from triform.training.claim import claim_run_folder
 from triform.training.ensemble import Ensemble, EnsembleMember, load_if_stackable
 from triform.training.init_from import apply_base, load_initial_weights
@@ -288,8 +288,7 @@ class SeedGroup:
                 trainer = fit_with_oom_retry(trainer, self.options)
             except DivergedError as failure:
                 failures[seed_run.folder.path.name] = failure
-                event = {"event": "diverged", "step": trainer.progress.step, "text": str(failure)}
-                MetricsFile(seed_run.folder.metrics_file).on_event(event)
+                record_divergence(trainer, failure)
                 continue
             finish_run(trainer, samples=seed_run is self.lead_run)
             self._check_finished([trainer])

@@ -12,7 +12,7 @@
 | `best` | a validation was the best so far | step, metric, value |
 | `resume` | a run continues from a checkpoint | step |
 | `extended` | a run that had ended is trained for longer | step, max_steps |
-| `diverged` | one of several seeds has diverged | step, text |
+| `diverged` | training has diverged | step, text |
 | `end` | training ended or was interrupted | step, reason, best, best_step |
 | `sample` | a prediction of the finished model | step, input, output and expected output |
 """

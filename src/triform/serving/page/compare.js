@@ -10,7 +10,7 @@ import {
 export async function render(container, {query}) {
   const answer = await getJson('api/runs');
   const state = {answer, charts: [], request: 0, selected: new Set(query.getAll('run')), study: query.get('study') ?? ''};
-  const result = create('div', {'aria-live': 'polite'});
+  const result = create('div');
   container.append(create('h1', {}, 'Compare'), createChooser(state, () => load(state, result)), result);
   await load(state, result);
   return () => {
