@@ -199,7 +199,7 @@ def parse_event(line: bytes) -> dict[str, Any] | None:
 def _find_state(folder: Path, holder: LockHolder | None, last: Mapping[str, Event]) -> tuple[State, str]:
     if holder is not None:
         return "training", ""
-    if last and next(reversed(last)) == "diverged":
+    if list(last)[-1:] == ["diverged"]:
         return "failed", str(last["diverged"].get("text", "training diverged"))
     end = last.get("end")
     has_model = (folder / MODEL_FILE).exists()
