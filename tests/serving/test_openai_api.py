@@ -206,7 +206,7 @@ def test_many_clients_get_what_they_get_alone(address: str, client: openai.OpenA
         ({"temperature": -1}, "temperature: Expected `float` >= 0"),
         ({"top_p": 0}, "top_p: Expected `float` > 0"),
         ({"n": 0}, "n: Expected `int` >= 1"),
-        ({"n": 9}, "9 texts are more than the 8 that may wait"),
+        ({"n": 9}, "a request may have at most 8 texts, found 9"),
         ({"max_tokens": -1}, "max_tokens: Expected `int` >= 0"),
         ({"logprobs": 6}, "logprobs: Expected `int` <= 5"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop: at most 4 strings are allowed"),

@@ -152,8 +152,8 @@ def test_bad_input_is_refused_with_the_reason(
             400,
             "parameters.function_to_apply: Invalid enum value 'sigmoid'",
         ),
-        ("/predict", {"inputs": [["a"]] * 5}, 413, "inputs: 5 texts are more than the 4 that may wait"),
-        ("/embed", {"inputs": ["a"] * 5}, 413, "inputs: 5 texts are more than the 4 that may wait"),
+        ("/predict", {"inputs": [["a"]] * 5}, 413, "inputs: a request may have at most 4 texts, found 5"),
+        ("/embed", {"inputs": ["a"] * 5}, 413, "inputs: a request may have at most 4 texts, found 5"),
         ("/embed", {"inputs": "a", "dimensions": 3}, 400, "unknown parameter: dimensions"),
         ("/classify", {"input": ""}, 400, "input: a text is empty"),
         (

@@ -54,7 +54,8 @@ MaxQueueOption = Annotated[
     option(
         LIMITS,
         "N",
-        "Number of texts that may wait for a model. Further requests are answered with status 429.",
+        "Number of requests that may wait for a model, and of texts in one request. Further requests are answered "
+        "with status 429.",
         minimum=1,
     ),
 ]

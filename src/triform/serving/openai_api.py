@@ -130,7 +130,7 @@ async def create_completion(call: Call) -> Completion | Response:
     prompts = await anyio.to_thread.run_sync(encode_prompts, body, served.run)
     n, max_queue = body.n or 1, call.server.options.max_queue
     if len(prompts) * n > max_queue:
-        raise ApiError(400, f"{len(prompts) * n} texts are more than the {max_queue} that may wait", param="n")
+        raise ApiError(400, f"a request may have at most {max_queue} texts, found {len(prompts) * n}", param="n")
     builders = [
         ChoiceBuilder(index=index, prompt=prompts[index // n], echo=bool(body.echo), n_logprobs=body.logprobs)
         for index in range(len(prompts) * n)

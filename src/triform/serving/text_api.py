@@ -195,7 +195,7 @@ async def count_tokens(
         raise ApiError(400, f"{name}: a text is empty" if texts else f"{name}: there are no texts", param=name)
     if len(texts) > max_queue:
         raise ApiError(
-            too_long_status, f"{name}: {len(texts)} texts are more than the {max_queue} that may wait", param=name
+            too_long_status, f"{name}: a request may have at most {max_queue} texts, found {len(texts)}", param=name
         )
 
     def count() -> list[int]:

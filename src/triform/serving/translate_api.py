@@ -71,7 +71,9 @@ async def translate(call: Call) -> TranslateResponse:
     if not texts or not all(text.strip() for text in texts):
         raise ApiError(400, "q: a text is empty" if texts else "q: there are no texts", param="q")
     if len(texts) > options.max_queue:
-        raise ApiError(400, f"q: {len(texts)} texts are more than the {options.max_queue} that may wait", param="q")
+        raise ApiError(
+            400, f"q: a request may have at most {options.max_queue} texts, found {len(texts)}", param="q"
+        )
     name, source = await anyio.to_thread.run_sync(
         choose_translator, call.server.models, body, body.model or call.query.get("model")
     )
