@@ -139,7 +139,8 @@ def test_a_run_in_training_is_followed_from_checkpoint_to_checkpoint(
     runs_folder: Path, tmp_path: Path, start_studio: Any, open_tab: Any
 ) -> None:
     shutil.copytree(runs_folder / "reviews", tmp_path / "reviews")
-    tab = open_tab(start_studio(folder=tmp_path), "#/attention")
+    address = start_studio(folder=tmp_path)
+    tab = open_tab(address, "#/attention")
     tab.wait_for_selector("#run-select")
     show_attention(tab, TEXT)
     assert "best weights" in tab.inner_text("#attention-status")
@@ -152,6 +153,12 @@ def test_a_run_in_training_is_followed_from_checkpoint_to_checkpoint(
     tab.click("#refresh")
     tab.wait_for_selector("#attention-status:has-text('checkpoint of step 16')")
     wait_for(tab, "0 1 0")  # the layer stays
+    checkpoint = checkpoint.rename(checkpoint.with_name("step-000000018"))
+    post_json(
+        address, "/api/attention", model="reviews", text=TEXT, checkpoint="latest"
+    )  # another tab has loaded it
+    tab.select_option("#layer-select", "0")
+    tab.wait_for_selector("#attention-status:has-text('checkpoint of step 18')")
     tab.check("#follow")
     checkpoint.rename(checkpoint.with_name("step-000000020"))
     tab.wait_for_selector("#attention-status:has-text('checkpoint of step 20')")

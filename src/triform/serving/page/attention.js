@@ -46,8 +46,11 @@ export async function render(container, {query}) {
     replaceQuery({run: run.id, text: inAddress(text.value), target: inAddress(request.target),
       weights: checkpoint.value === 'latest' ? 'latest' : ''});
     status.textContent = 'The model reads the text.';
-    const source = await openAttention(request, error => showError(errors, error), controller.signal)
-      .catch(error => { status.textContent = ''; throw error; });
+    const handlers = {onError: error => showError(errors, error), onNewStep: open, signal: controller.signal};
+    const source = await openAttention(request, handlers).catch(error => {
+      if (error.name !== 'AbortError') status.textContent = '';
+      throw error;
+    });
     const {opened} = source;
     shownStep = opened.step;
     source.onShown = chosen => { selection = chosen; };

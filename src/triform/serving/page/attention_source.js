@@ -15,8 +15,9 @@ export function decodeMatrix({rows, columns, data}) {
   return {values, rows, columns, least: null, mean: null, most: values.reduce((a, b) => b > a ? b : a, 0)};
 }
 
-// `request` is {model, text, target, checkpoint}. Errors after the first answer are given to `onError`.
-export async function openAttention(request, onError, signal) {
+// `request` is {model, text, target, checkpoint}. Errors after the first answer are given to `onError`. `onNewStep` is called
+// when the server has only a newer checkpoint than the one that was opened.
+export async function openAttention(request, {onError, onNewStep, signal}) {
   const ask = (part, options) => postJson('api/attention',
     {weights: false, summary: false, ...request, ...part, ...options}, {signal});
   const opened = await ask();
@@ -39,6 +40,7 @@ export async function openAttention(request, onError, signal) {
     const key = `${map} ${layer} ${view}`;
     if (!matrices.has(key)) {
       const answer = await ask({part: maps[map].name, layer, head: headOf(map, view)}, {weights: true, ...step});
+      if (answer.step !== opened.step) { onNewStep(); return null; }
       matrices.set(key, decodeMatrix(answer.weights));
       if (matrices.size > MAX_MATRICES) matrices.delete(matrices.keys().next().value);
     }

@@ -32,7 +32,10 @@ export function createExampleButton(currentRun, setText) {
   const button = createButton('Example', async () => {
     const run = currentRun();
     if (run.id !== id) {
-      const details = await getJson(`api/runs/${encodeId(run.id)}`);
+      const details = await getJson(`api/runs/${encodeId(run.id)}`).catch(error => {
+        if (error.status === undefined) throw error;
+        return {samples: []};
+      });
       const inputs = details.samples.map(sample => sample.input).filter(input => input.trim());
       [samples, next, id] = [[...new Set(inputs)], 0, run.id];
     }
