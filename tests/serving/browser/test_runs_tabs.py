@@ -211,6 +211,20 @@ def test_the_confusion_matrix_is_that_of_the_api(studio: str, open_tab: Any) -> 
     assert predictions["samples"][0]["input"] in tab.inner_text(".part-predictions")
 
 
+def test_predictions_are_made_again_for_each_new_best(copies: Path, start_studio: Any, open_tab: Any) -> None:
+    path = copies / "reviews" / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    running = [line for line in lines if json.loads(line)["event"] not in ("end", "sample")]
+    path.write_text("".join(running), encoding="utf-8")
+    tab = open_tab(start_studio(folder=copies), "#/run/reviews")
+    tab.click("button:text-is('Compute')")
+    tab.wait_for_selector(".confusion")
+    best = [event["step"] for event in map(json.loads, running) if event["event"] == "best"][-1]
+    append_events(copies / "reviews", {"event": "best", "step": 20, "metric": "accuracy", "value": 0.9})
+    tab.wait_for_selector(".part-predictions option:has-text('step 20')", state="attached")
+    assert tab.locator(".part-predictions option").all_inner_texts() == [f"step {best}", "step 20"]
+
+
 def test_translations_are_side_by_side_with_the_expected_ones(studio: str, open_tab: Any) -> None:
     tab = open_tab(studio, "#/run/french")
     tab.click("button:text-is('Compute')")
