@@ -8,7 +8,6 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -23,7 +22,7 @@ from triform.evaluation.baselines import BaselineMetrics, FittedBaselines
 from triform.evaluation.metrics import Metrics
 from triform.nn.kernels.precision import Precision, cast_model, resolve_precision
 from triform.tasks import Dataset, Prediction, Task
-from triform.tasks.batch import length_ranges
+from triform.tasks.batch import split_by_length
 from triform.tasks.language_model_data import with_stride
 from triform.tasks.leaks import training_file_warnings
 from triform.tasks.prediction import Keep
@@ -172,25 +171,25 @@ class Run:
             **decode: Decoding settings of this call. They affect the metrics of translations.
 
         Returns:
-            The metrics by the name of the range. Ranges without texts are left out.
+            The metrics by the name of the range. Ranges without texts are left out, and so are texts that are
+            longer than the last edge.
 
         Raises:
             DataError: The file cannot be used, or all ranges are empty.
             ConfigError: The edges are not in ascending order or are above `data.max_len`, or a setting is unknown.
         """
-        edges, max_len = tuple(edges), self.config.data.max_len
-        if not edges or any(low >= high for low, high in pairwise((0, *edges))) or edges[-1] > max_len:
-            raise ConfigError(
-                f"lengths {', '.join(map(str, edges)) or 'are missing; they'} must be ascending numbers "
-                f"between 1 and data.max_len={max_len}"
-            )
-        dataset, parts = self._load_eval_dataset(str(data), []), dict[str, Dataset]()
-        for name, (low, high) in length_ranges(edges).items():
-            with suppress(DataError):  # nothing has this length
-                parts[name] = dataset.with_lengths(low, high)
-        if not parts:
-            raise DataError(f"no texts of up to {edges[-1]} tokens to evaluate on", path=str(data))
-        return {name: self._evaluate_dataset(part, decode) for name, part in parts.items()}
+        return self.evaluate_by_length_with_notices(str(data), edges, decode)[0]
+
+    def evaluate_by_length_with_notices(
+        self, data: str, edges: Sequence[int], decode: Mapping[str, object]
+    ) -> tuple[dict[str, Metrics], list[str]]:
+        """Return the metrics of `evaluate_by_length` and notices, such as the number of texts that are too long."""
+        notices = self.training_file_notices(data) if data else []
+        name, max_len = data or "held-out data", self.config.data.max_len
+        parts, n_longer = split_by_length(self._load_eval_dataset(data, []), edges, max_len, name)
+        if n_longer:
+            notices.append(f"{name}: {n_longer} texts are left out, because they have more than {edges[-1]} tokens")
+        return {name: self._evaluate_dataset(part, decode) for name, part in parts.items()}, notices
 
     def _load_eval_dataset(self, data: str, notices: list[str], lines: Container[int] | None = None) -> Dataset:
         dataset: Dataset | None

@@ -318,6 +318,9 @@ def test_a_trained_run_takes_only_decode_settings(triform: Command, classifier: 
 def test_sets_of_one_name_are_to_be_named_apart(triform: Command, classifier: Path, files: Files) -> None:
     twice = triform("evaluate", classifier, "--data", files.csv, "--data", files.csv).refusal
     assert twice == "--data: two files have the name 'rows.csv'; give them different names with --data NAME=FILE"
+    for argument, missing in ((f"={files.csv}", "name"), ("dev=", "file")):
+        message = f"--data {argument}: the {missing} is missing; write --data NAME=FILE"
+        assert triform("evaluate", classifier, "--data", argument).refusal == message
 
 
 def test_without_data_a_run_is_scored_on_what_was_held_out_of_its_own(

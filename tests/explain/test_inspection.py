@@ -132,7 +132,7 @@ def test_padding_is_shown_on_request_and_read_by_no_token(
 @EVERY_TASK
 def test_padding_that_is_not_needed_is_noted_and_too_much_is_refused(make: BuildRun, task: TaskName) -> None:
     assert make(task).explain(TEXTS[task], pad_to=1).notes[-1] == (
-        "there is no padding to show, because the text has 1 tokens or more"
+        "no padding is shown, because the text is at least 1 tokens long"
     )
     for pad_to in (MAX_LEN + 1, -1):
         with pytest.raises(ConfigError, match=rf"cannot pad a text to {pad_to} tokens; .* from 1 to 8"):

@@ -184,6 +184,15 @@ def test_the_edges_of_lengths_ascend_up_to_what_the_model_can_read(labelled: str
             run.evaluate_by_length(labelled, edges=edges)
 
 
+def test_texts_that_are_too_long_and_training_data_are_noted(labelled: str, tmp_path: Path) -> None:
+    run = train_classifier(labelled, tmp_path / "run")
+    metrics, notices = run.evaluate_by_length_with_notices(labelled, [4], {})
+    assert metrics["1 to 4"]["rows"] == 20
+    assert "training data" in notices[0]
+    assert notices[1] == f"{labelled}: 40 texts are left out, because they have more than 4 tokens"
+    assert len(run.evaluate_by_length_with_notices(labelled, [4, 12], {})[1]) == 1
+
+
 def test_a_range_without_texts_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "texts.tsv"
     path.write_text("0\tone two\n1\tthree four five six\n" * 5, encoding="utf-8")

@@ -119,17 +119,19 @@ def evaluate(
 
 def _evaluate_set(
     run: Run, name: str, path: str, decode: Mapping[str, object], stride: int, edges: Sequence[int]
-) -> dict[str, Mapping[str, float]]:
+) -> Mapping[str, Mapping[str, float]]:
     """Return the metrics of a set by its name, or of each range of lengths."""
     from triform.errors import format_notice
 
     if edges:
-        by_length = run.evaluate_by_length(path, edges=edges, **decode)
-        return {f"{name}, {length} tokens": metrics for length, metrics in by_length.items()}
-    metrics, notices = run.evaluate_with_notices(path, decode, stride=stride)
+        by_length, notices = run.evaluate_by_length_with_notices(path, edges, decode)
+        metrics = {f"{name}, {length} tokens": values for length, values in by_length.items()}
+    else:
+        values, notices = run.evaluate_with_notices(path, decode, stride=stride)
+        metrics = {name: values}
     for notice in notices:
         echo(format_notice(notice, info_prefix="note: "), err=True)
-    return {name: metrics}
+    return metrics
 
 
 def _parse_lengths(text: str) -> list[int]:
@@ -177,8 +179,9 @@ def parse_named_sets(arguments: list[str], option: str = "--data") -> dict[str, 
         name, separator, path = argument.partition("=")
         if not separator or Path(argument).exists():
             name, path = Path(argument.partition(",")[0]).name, argument
-        if not path:
-            raise ConfigError(f"{option} {argument}: the file is missing; write {option} NAME=FILE")
+        if not (name and path):
+            missing = "file" if name else "name"
+            raise ConfigError(f"{option} {argument}: the {missing} is missing; write {option} NAME=FILE")
         if name in sets:
             raise ConfigError(
                 f"{option}: two files have the name {name!r}; give them different names with {option} NAME=FILE"

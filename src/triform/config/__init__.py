@@ -181,9 +181,11 @@ class DataConfig:
             )
         names = [TRAIN_SET, self.valid_name, *(name for name, _ in self.monitored_files)]
         require(
-            self.valid_name not in ("", TRAIN_SET),
-            f"data.valid_name={self.valid_name!r} must be a name other than {TRAIN_SET!r}",
+            self.valid_name != TRAIN_SET,
+            f"data.valid_name={TRAIN_SET!r} is the name of the training examples (train.eval_train); "
+            "choose another name for the validation data",
         )
+        require(bool(self.valid_name), "data.valid_name is empty; give the validation data a name, such as 'valid'")
         for entry in self.monitor:
             name, _, file = entry.partition("=")
             require(bool(name and file), f"data.monitor={entry!r} must be NAME=FILE")

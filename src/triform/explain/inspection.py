@@ -66,7 +66,7 @@ def explain(
     attention_maps = _compute_maps(task, model, explanation_input, pad_to) if with_maps else ()
     notes = explanation_input.notes
     if pad_to and not any(attention_map.n_padding for attention_map in attention_maps):
-        notes = (*notes, f"there is no padding to show, because the text has {pad_to} tokens or more")
+        notes = (*notes, f"no padding is shown, because the text is at least {pad_to} tokens long")
     return Explanation(
         title=title or task.name,
         text=text,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, Self, TypeVar
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from triform.config import TrainConfig
 from triform.data.samplers import BucketSampler, Indices, Sampler, batch_by_length
-from triform.errors import DataError
+from triform.errors import ConfigError, DataError
 from triform.progress import track_progress
 from triform.tasks.device_data import DeviceDataset
 
@@ -123,6 +124,34 @@ def length_ranges(edges: Sequence[int]) -> dict[str, tuple[int, int]]:
     {'1 to 64': (1, 64), '65 to 128': (65, 128)}
     """
     return {f"{low + 1} to {high}": (low + 1, high) for low, high in pairwise((0, *edges))}
+
+
+def split_by_length(
+    dataset: Dataset, edges: Sequence[int], max_len: int, path: str
+) -> tuple[dict[str, Dataset], int]:
+    """Return the part of a dataset in each range of `length_ranges` that is not empty.
+
+    Returns:
+        The parts by the name of the range, and the number of texts that are longer than the last edge.
+
+    Raises:
+        ConfigError: The edges are not in ascending order or are above `max_len`.
+        DataError: All ranges are empty.
+    """
+    edges = tuple(edges)
+    if not edges or any(low >= high for low, high in pairwise((0, *edges))) or edges[-1] > max_len:
+        raise ConfigError(
+            f"lengths {', '.join(map(str, edges)) or 'are missing; they'} must be ascending numbers "
+            f"between 1 and data.max_len={max_len}"
+        )
+    parts: dict[str, Dataset] = {}
+    for name, (low, high) in length_ranges(edges).items():
+        with suppress(DataError):  # nothing has this length
+            parts[name] = dataset.with_lengths(low, high)
+    if not parts:
+        raise DataError(f"no texts of up to {edges[-1]} tokens to evaluate on", path=path)
+    n_selected = sum(map(len, parts.values()))
+    return parts, len(dataset) - n_selected if isinstance(dataset, BucketedDataset) else 0
 
 
 def iter_chunks(

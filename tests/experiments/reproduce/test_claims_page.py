@@ -160,8 +160,9 @@ def test_set_4_has_a_gap_between_training_and_validation_loss(results: dict[str,
     assessment = decide("Set 4 overfits", results)
     assert "| **set-4** | 1.1000 ± 1.2706 | 5.1000 ± 1.2706 | 4.0000 |" in assessment.evidence
     assert "| 5, +10.0 % | 2 |" in assessment.evidence
-    assert "It has the largest gap" in assessment.explanation
-    assert "validation loss, 4.00; the gaps of the other sets are 1.00, 2.00, 3.00." in assessment.explanation
+    assert "it is largest for set-4" in assessment.explanation
+    gaps = "1.00 for set-1, 2.00 for set-2, 3.00 for set-3, 4.00 for set-4"
+    assert f"The gap between training and validation loss is {gaps};" in assessment.explanation
     assert "after its lowest value in set-2." in assessment.explanation
     assert assessment.verdict == "false"
 
@@ -175,6 +176,7 @@ def test_the_settings_that_make_set_4_fail_are_named() -> None:
     assessment = decide("Set 4 is too large to train", {"ted-set4-failure": result})
     assert assessment.verdict == "false"
     assert "These variants fail as reported: `post-norm`." in assessment.explanation
+    assert "its size alone is not the cause" in assessment.explanation
     result["variants"][0]["runs"][0]["scores"]["valid"]["token_accuracy"] = 0.03
     assert decide("Set 4 is too large to train", {"ted-set4-failure": result}).verdict == "true"
 

@@ -215,6 +215,14 @@ def test_what_was_not_run_is_said_with_the_command_that_runs_it() -> None:
         assert f"](#{github_anchor(system.title)})" in page
 
 
+def test_a_missing_published_model_is_named_where_results_are_missing() -> None:
+    assert "This system needs the published model `gpt2`" in format_section(get_system("finetune-gpt2"), None)
+    result = make_result("imdb-encoder", make_variant_result("best", "best", [{"test": {"accuracy": 0.9}}]))
+    section = format_section(get_system("imdb-encoder"), result)
+    assert "| **fine-tuned-as-reported** | not run; needs the published model `minilm` |" in section
+    assert "| **as-reported** | not run |" in section
+
+
 def test_the_page_and_its_pictures_are_written(tmp_path: Path) -> None:
     result = make_result(
         "speeches-lm", make_variant_result("best", "best", [perplexity_metrics(300.0, 381.0, 332.0)])

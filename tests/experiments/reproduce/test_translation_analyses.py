@@ -46,7 +46,9 @@ class Smoke:
 def smoke(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Smoke:
     """The first and the third set, with bins that the made-up sentences fill."""
     folder = tmp_path_factory.mktemp("smoke")
-    system = replace(TED, variants=(TED.variants[0], TED.variants[2]), length_bins=LengthBins((6, 9)), n_examples=3)
+    system = replace(
+        TED, variants=(TED.variants[0], TED.variants[2]), word_length_bins=LengthBins((6, 9)), n_examples=3
+    )
     options = ReproduceOptions(
         data=str(data), out=folder / "runs", results=folder / "results", device="cpu", smoke=True, seeds=2
     )
@@ -211,7 +213,13 @@ def test_the_share_of_padding_is_measured() -> None:
     # 40 of 100 tokens are right; with 300 paddings, 340 of 400 are, and 300 of 400 are padding
     scores = {"train": {"token_accuracy": 0.4, "token_accuracy_with_padding": 0.85}, BEAM: {"bleu": 1.0}}
     result = make_result("ted-en-fr", make_variant_result("set-1", "as-reported", [scores]))
-    assert padding_remark(result).endswith("in shuffled batches of 16: 75.0 % in train.")
+    assert padding_remark(TED, result).endswith("in shuffled batches of 16: 75.0 % in train.")
+
+
+def test_padding_is_mentioned_only_if_an_accuracy_that_counts_it_is_shown() -> None:
+    scores = {"1 to 16": {"token_accuracy": 0.4, "token_accuracy_with_padding": 0.85}}
+    result = make_result("positions-translate", make_variant_result("none", "best", [scores]))
+    assert padding_remark(get_system("positions-translate"), result) == ""
 
 
 def test_a_failed_training_is_recognised_by_its_accuracy() -> None:
@@ -220,10 +228,12 @@ def test_a_failed_training_is_recognised_by_its_accuracy() -> None:
         make_variant_result(name, "best", [{"valid": {"token_accuracy": accuracy}}])
         for name, accuracy in (("set-4", 0.27), ("post-norm-1e-3", 0.034))
     ]
-    lines = failure_verdicts(system, make_result("ted-set4-failure", *variants))
+    result = make_result("ted-set4-failure", *variants) | {"failures": {"high-rate": "the loss is not finite"}}
+    lines = failure_verdicts(system, result)
     assert lines[0].startswith("set-4 does not fail as reported; ")
     assert lines[1].startswith("post-norm-1e-3 **fails as reported**; ")
     assert lines[1].endswith("3.40 %")
+    assert lines[2:] == ["high-rate diverges"]
 
 
 def test_bleu_over_epochs_is_drawn_as_the_mean_of_the_seeds() -> None:
@@ -241,6 +251,6 @@ def test_bleu_over_epochs_is_drawn_as_the_mean_of_the_seeds() -> None:
 
 
 def test_analyses_of_translations_need_translations() -> None:
-    declaration = read_declaration("speeches-lm") | {"length_bins": [10]}
-    with pytest.raises(ConfigError, match=r"speeches-lm: 'length_bins' needs task = \"translate\""):
+    declaration = read_declaration("speeches-lm") | {"word_length_bins": [10]}
+    with pytest.raises(ConfigError, match=r"speeches-lm: 'word_length_bins' needs task = \"translate\""):
         parse_system(declaration, "speeches-lm")

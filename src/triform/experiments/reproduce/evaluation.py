@@ -11,7 +11,6 @@ from triform.experiments.reproduce.system import ReferenceSystem
 from triform.experiments.reproduce.translation import DECODE_SETTINGS, evaluate_translation
 from triform.explain.gradients import gradient_norms
 from triform.run import Run
-from triform.tasks.batch import length_ranges
 
 GRADIENTS = "gradients"  # a set whose metrics are norms of gradients
 
@@ -23,13 +22,14 @@ def system_evaluation(data: ExperimentData) -> Evaluation:
         eval_sets |= dict.fromkeys(DECODE_SETTINGS, eval_sets["test"])
     if data.system.measure_gradients:
         eval_sets[GRADIENTS] = ""  # measured on the validation data
-    eval_sets |= dict.fromkeys(length_ranges(data.system.length_edges), data.resolve_path(data.system.length_file))
+    if bins := data.system.token_length_bins:
+        eval_sets |= dict.fromkeys(bins.names, data.resolve_path(data.system.length_file))
     return Evaluation(eval_sets=eval_sets, evaluate=partial(_evaluate_set, system=data.system))
 
 
 def _evaluate_set(run: Run, eval_set: str, path: str, *, system: ReferenceSystem) -> JsonDict | None:
-    if eval_set in length_ranges(system.length_edges):
-        metrics = metrics_by_length(run, path, system.length_edges).get(eval_set)
+    if (bins := system.token_length_bins) and eval_set in bins.names:
+        metrics = metrics_by_length(run, path, bins.edges).get(eval_set)
         if metrics is None:
             return None
     elif system.task == "translate":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+
+from triform.tasks.batch import length_ranges
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class LengthBins:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the bins, such as "1 to 10"."""
-        names = [f"{low + 1} to {high}" for low, high in pairwise((0, *self.edges))]
-        return (*names, f"{self.edges[-1] + 1} or more") if self.open_ended else tuple(names)
+        names = tuple(length_ranges(self.edges))
+        return (*names, f"{self.edges[-1] + 1} or more") if self.open_ended else names
 
     def group(self, lengths: Sequence[int]) -> dict[str, list[int]]:
         """Return the indices of the lengths in each bin that is not empty."""

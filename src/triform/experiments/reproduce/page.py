@@ -21,7 +21,6 @@ from triform.reporting.loss_curves import (
     render_loss_curves,
     render_validation_curves,
 )
-from triform.tasks.batch import length_ranges
 
 FIGURES_FOLDER = "pictures"
 CLAIMS_PAGE = "claims.md"
@@ -74,8 +73,8 @@ def _render_figures(system: ReferenceSystem, result: ExperimentResult) -> dict[s
     if gradient_figure := render_gradients(result):
         path = f"{FIGURES_FOLDER}/{system.name}-gradients.svg"
         figures[path] = (f"Gradients over distance: {system.name}", gradient_figure)
-    length_sets = list(length_ranges(system.length_edges))
-    if length_sets and (length_figure := render_by_length(result, length_sets, system.columns[0].metric)):
+    bins = system.token_length_bins
+    if bins and (length_figure := render_by_length(result, bins.names, system.columns[0].metric)):
         path = f"{FIGURES_FOLDER}/{system.name}-length.svg"
         figures[path] = (f"{metric_label(system.columns[0].metric)} by length: {system.name}", length_figure)
     for variant in result["variants"]:

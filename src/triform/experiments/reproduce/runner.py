@@ -204,7 +204,7 @@ def _describe_run(seed_run: SeedResult, first_run: Run, system: ReferenceSystem)
         "steps": seed_run.progress()["step"],
         "scores": _entries_with(seed_run, "scores"),
     }
-    if system.length_bins:
+    if system.word_length_bins:
         described["by_length"] = _entries_with(seed_run, "by_length")
     if system.compared_group:
         events, valid_name = read_events(seed_run.folder.metrics_file), first_run.config.data.valid_name

@@ -79,14 +79,15 @@ class ReferenceSystem:
         monitor: The evaluation sets that are evaluated while a variant trains. They select nothing.
         measure_gradients: Also measure the norms of gradients by distance, as the set `gradients`.
         length_file: The file of the sets by length, as in `eval_files`.
-        length_edges: The largest length in tokens of each of these sets; see `Run.evaluate_by_length`.
+        token_length_bins: Bins of lengths in tokens, which are the names of these sets; see
+            `Run.evaluate_by_length`.
         n_headline_columns: The number of columns in the summary.
         reported_column: The column of the reported metrics, if it is not one of the headline columns.
         split_leaked_rows: Also evaluate seen test rows (those in the training file) and unseen ones separately.
         prompts: Texts to continue, each with a number of new tokens.
         attention_example: A text whose attention map is drawn.
         compared_group: The group whose variants are compared by BLEU, and drawn as curves of BLEU over epochs.
-        length_bins: Bins of source lengths in words, for metrics of translations by length.
+        word_length_bins: Bins of source lengths in words, for metrics of translations by length.
         long_sentences: A `variant` of the compared group, and the `question` whether it translates the longest
             sentences better than the others.
         n_examples: The number of test sentences whose translations by every variant are shown.
@@ -106,14 +107,14 @@ class ReferenceSystem:
     monitor: tuple[str, ...] = ()
     measure_gradients: bool = False
     length_file: str = ""
-    length_edges: tuple[int, ...] = ()
+    token_length_bins: LengthBins | None = None
     n_headline_columns: int = 1
     reported_column: str = ""
     split_leaked_rows: bool = False
     prompts: tuple[tuple[str, int], ...] = ()
     attention_example: str = ""
     compared_group: str = ""
-    length_bins: LengthBins | None = None
+    word_length_bins: LengthBins | None = None
     long_sentences: Mapping[str, str] = field(default_factory=dict)
     n_examples: int = 0
     failure_range: Mapping[str, Any] = field(default_factory=dict)

@@ -38,9 +38,9 @@ WHY_TRANSFORMERS = "why-transformers"  # a separate study, in `reproduce/why`
 SYSTEM_KEYS = (
     *("title", "task", "dataset", "files", "tests", "columns", "common", "variants", "n_headline_columns"),
     *("reported_column", "split_leaked_rows", "prompts", "attention_example", "word_vectors", "targets"),
-    *("pairings", "notes", "monitor", "measure_gradients", "failure_range", "length_file", "length_edges"),
+    *("pairings", "notes", "monitor", "measure_gradients", "failure_range", "length_file", "token_length_bins"),
 )
-TRANSLATION_KEYS = ("compared_group", "length_bins", "long_sentences", "n_examples")
+TRANSLATION_KEYS = ("compared_group", "word_length_bins", "long_sentences", "n_examples")
 VARIANT_KEYS = (
     *("group", "seeds", "description", "vocabulary_files", "use_word_vectors", "init_from", "trained", "reported"),
 )
@@ -82,7 +82,7 @@ def parse_system(spec: Mapping[str, Any], name: str) -> ReferenceSystem:
         raise ConfigError(f'{name}: {unusable[0]!r} needs task = "translate"')
     declared = dict(spec)
     prompts = declared.pop("prompts", ())
-    edges = tuple(declared.pop("length_bins", ()))
+    word_edges, token_edges = (tuple(declared.pop(f"{unit}_length_bins", ())) for unit in ("word", "token"))
     return ReferenceSystem(
         name=name,
         task=validate_task(declared.pop("task", None), name),
@@ -98,8 +98,8 @@ def parse_system(spec: Mapping[str, Any], name: str) -> ReferenceSystem:
         ),
         notes=tuple(declared.pop("notes", ())),
         monitor=tuple(declared.pop("monitor", ())),
-        length_bins=LengthBins(edges) if edges else None,
-        length_edges=tuple(declared.pop("length_edges", ())),
+        word_length_bins=LengthBins(word_edges) if word_edges else None,
+        token_length_bins=LengthBins(token_edges, open_ended=False) if token_edges else None,
         **declared,
     )
 

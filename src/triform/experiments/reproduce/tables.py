@@ -48,9 +48,16 @@ def format_section(system: ReferenceSystem, result: ExperimentResult | None, fig
     notes = ["**Notes**", *system.notes] if system.notes else []
     if result is None or not (result["variants"] or result["failures"]):
         parts.append(f"Not run yet: `triform reproduce {system.name}`.")
+        if model := system.variants[0].init_from:
+            parts.append(f"This system {_needed_model(model)}, whose weights were not available for this page.")
         return "\n\n".join([*parts, "**Variants**", _variant_descriptions(system), *notes])
     parts.append(f"System `{system.name}`.{' ' + SMOKE_TEXT if result['quick'] else ''}")
-    parts += [_results_table(system, result), _remarks(result), "**Variants**", _variant_descriptions(system)]
+    parts += [
+        _results_table(system, result),
+        _remarks(system, result),
+        "**Variants**",
+        _variant_descriptions(system),
+    ]
     if not result["quick"]:
         parts += _findings(system, result)
     parts += [
@@ -105,7 +112,7 @@ def _variant_row(
     if variant_result is None:
         return [
             f"**{variant.name}**",
-            f"failed: {failure}" if failure else NOT_RUN_TEXT,
+            f"failed: {failure.partition('; ')[0]}" if failure else _not_run_text(variant),
             *[""] * (len(system.columns) + 2),
         ]
     figures = [format_mean_interval(column, seed_values(variant_result, column.key)) for column in system.columns]
@@ -116,6 +123,14 @@ def _variant_row(
         str(len(variant_result["runs"])),
         format_duration(variant_result["seconds"]),
     ]
+
+
+def _not_run_text(variant: SystemVariant) -> str:
+    return f"{NOT_RUN_TEXT}; {_needed_model(variant.init_from)}" if variant.init_from else NOT_RUN_TEXT
+
+
+def _needed_model(init_from: str) -> str:
+    return f"needs the published model `{init_from}`"
 
 
 def _baseline_rows(system: ReferenceSystem, result: ExperimentResult) -> list[list[str]]:
@@ -142,7 +157,7 @@ def _baseline_rows(system: ReferenceSystem, result: ExperimentResult) -> list[li
     return rows
 
 
-def _remarks(result: ExperimentResult) -> str:
+def _remarks(system: ReferenceSystem, result: ExperimentResult) -> str:
     """Return sentences about missing intervals, leaked texts, word vectors and the version of the metric."""
     remarks = []
     if single_seed := [
@@ -159,7 +174,7 @@ def _remarks(result: ExperimentResult) -> str:
             remarks.append(f"{variant_result['name']}: {matched}.")
     if result.get("signature"):
         remarks.append(f"sacreBLEU signature: `{result['signature']}`.")
-    if padding := padding_remark(result):
+    if padding := padding_remark(system, result):
         remarks.append(padding)
     return " ".join(remarks)
 

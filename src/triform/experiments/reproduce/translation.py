@@ -30,14 +30,14 @@ def evaluate_translation(run: Run, eval_set: str, path: str, *, system: Referenc
     """Decode the sources of a set, or predict its targets from the true tokens before each.
 
     Returns:
-        `scores` and, for the test set of a system with `length_bins`, metrics `by_length`. Decoded sets also have
-        the counts of each sentence for `bootstrap_bleu` as `bleu`, and the `examples`.
+        `scores` and, for the test set of a system with `word_length_bins`, metrics `by_length`. Decoded sets
+        also have the counts of each sentence for `bootstrap_bleu` as `bleu`, and the `examples`.
     """
     pairs = list(read_aligned(*path.split(",")))
     if eval_set in DECODE_SETTINGS:
         return _decode(run, pairs, DECODE_SETTINGS[eval_set], system)
     entry: JsonDict = {"scores": _teacher_forced_metrics(run, path)}
-    if eval_set == "test" and system.length_bins:
+    if eval_set == "test" and system.word_length_bins:
         entry["by_length"] = {
             name: {"pairs": len(indices), **_teacher_forced_metrics(run, path, [pairs[i].line for i in indices])}
             for name, indices in _group_by_length(system, pairs).items()
@@ -69,7 +69,7 @@ def _decode(
     }
     if system.n_examples:
         entry["examples"] = [hypotheses[index] for index in example_indices(len(pairs), system.n_examples)]
-    if system.length_bins:
+    if system.word_length_bins:
         entry["by_length"] = {
             name: {"pairs": len(indices), "bleu": float(corpus_bleu(counts[indices].sum(axis=0)))}
             for name, indices in _group_by_length(system, pairs).items()
@@ -79,8 +79,8 @@ def _decode(
 
 def _group_by_length(system: ReferenceSystem, pairs: Sequence[TextPair]) -> dict[str, list[int]]:
     """Return the indices of the pairs in each bin, by the number of words in the source."""
-    assert system.length_bins is not None
-    return system.length_bins.group([len(pair.source.split()) for pair in pairs])
+    assert system.word_length_bins is not None
+    return system.word_length_bins.group([len(pair.source.split()) for pair in pairs])
 
 
 def example_indices(n_sentences: int, n_examples: int) -> list[int]:
@@ -124,7 +124,7 @@ def compare_translations(
     if validation:
         pairs = list(read_aligned(*test_path.split(",")))
         tests.append((max(validation, key=lambda name: validation[name]), ALL_SENTENCES, list(range(len(pairs)))))
-        if system.long_sentences and system.length_bins:
+        if system.long_sentences and system.word_length_bins:
             *_, (longest_bin, indices) = _group_by_length(system, pairs).items()
             tests.append((system.long_sentences["variant"], longest_bin, indices))
     comparisons = []

@@ -80,7 +80,7 @@ def _difference_over_seeds(result: ExperimentResult, pair: VariantPair) -> str:
 
 
 def failure_verdicts(system: ReferenceSystem, result: ExperimentResult) -> list[str]:
-    """Say for each variant whether its training failed as reported."""
+    """Say for each variant whether its training failed as reported, or diverged."""
     if not system.failure_range:
         return []
     low, high = system.failure_range["low"], system.failure_range["high"]
@@ -91,16 +91,16 @@ def failure_verdicts(system: ReferenceSystem, result: ExperimentResult) -> list[
         failed = low <= sum(values) / len(values) <= high
         status = "**fails as reported**" if failed else "does not fail as reported"
         verdicts.append(f"{entry['name']} {status}; {column.title}: {format_mean_interval(column, values)}")
-    return verdicts
+    return verdicts + [f"{name} diverges" for name in result["failures"]]
 
 
 def format_length_tables(system: ReferenceSystem, result: ExperimentResult) -> list[str]:
     """Return the table of each metric by the length of the source, with one column for each bin."""
     entries = [entry for entry in result["variants"] if all(run.get("by_length") for run in entry["runs"])]
-    if not entries or system.length_bins is None:
+    if not entries or system.word_length_bins is None:
         return []
     first = entries[0]["runs"][0]["by_length"]
-    bins = [name for name in system.length_bins.names if name in first[BLEU.eval_set]]
+    bins = [name for name in system.word_length_bins.names if name in first[BLEU.eval_set]]
     parts = ["**By sentence length**, in words of the source"]
     for column in LENGTH_COLUMNS:
         rows = [["test sentences", *(f"{first[column.eval_set][name]['pairs']:,}" for name in bins)]]
@@ -114,12 +114,13 @@ def format_length_tables(system: ReferenceSystem, result: ExperimentResult) -> l
     return parts
 
 
-def padding_remark(result: ExperimentResult) -> str:
-    """Return the measured share of padding in the targets of the sets, from the first variant that has it."""
+def padding_remark(system: ReferenceSystem, result: ExperimentResult) -> str:
+    """Return the measured share of padding in the targets of the sets whose accuracy with padding is shown."""
+    shown_sets = [column.eval_set for column in system.columns if column.metric == "token_accuracy_with_padding"]
     for entry in result["variants"]:
         shares = []
         for eval_set, scores in entry["runs"][0]["scores"].items():
-            if "token_accuracy_with_padding" in scores:
+            if eval_set in shown_sets and "token_accuracy_with_padding" in scores:
                 accuracy, with_padding = scores["token_accuracy"], scores["token_accuracy_with_padding"]
                 shares.append(f"{100 * (with_padding - accuracy) / (1 - accuracy):.1f} % in {eval_set}")
         if shares:

@@ -118,7 +118,7 @@ def _assess_transformers(results: Results) -> Assessment:
     return Assessment(
         bullet_list(lines),
         verdict_from_counts(wins, losses, len(lines), "tasks"),
-        "The models have equal numbers of parameters and equal training times. The Transformer is better on: "
+        "The models have equal numbers of parameters and equal training times. The Transformer is better on "
         f"{tasks}. [Results](results.md#transformer-and-lstm-with-equal-parameters-and-training-time) lists the "
         "limits of the comparison.",
     )

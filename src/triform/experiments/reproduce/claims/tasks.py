@@ -20,6 +20,7 @@ from triform.experiments.reproduce.claims.claim import (
     verdict_from_counts,
 )
 from triform.experiments.reproduce.systems import get_system
+from triform.experiments.reproduce.values import find_variant_result
 from triform.reporting.markdown import render_markdown_table
 
 IMDB, CLASSIFIER, WINDOW = "imdb-encoder", "speeches-classifier", "speeches-window"
@@ -43,12 +44,14 @@ def _assess_imdb(results: Results) -> Assessment:
 def _assess_pretrained(results: Results) -> Assessment:
     difference = compare_variants(results, IMDB, "best", "fine-tuned", "test.accuracy")
     variants = {variant.name: variant.reported_metrics for variant in get_system(IMDB).variants}
-    reported = variants["fine-tuned-as-reported"]["test.accuracy"] - variants["as-reported"]["test.accuracy"]
+    scratch, bert = (variants[name]["test.accuracy"] for name in ("as-reported", "fine-tuned-as-reported"))
     tfidf = results[IMDB]["baselines"].get("tfidf", {}).get("test", {}).get("accuracy")
     baseline = f" TF-IDF with logistic regression reaches {100 * tfidf:.2f} %." if tfidf else ""
+    as_reported = find_variant_result(results[IMDB], "fine-tuned-as-reported")
+    not_run = "" if as_reported else " There is no result yet of fine-tuning exactly as reported."
     points = f"{100 * abs(difference.paired.mean):.1f} points"
     answers = {
-        "yes": f"true, but by {points} and not by {100 * reported:.0f}",
+        "yes": f"true, but only by {points} with good settings for both",
         "no": f"false: the encoder trained from scratch is better by {points}",
     }
     return Assessment(
@@ -56,8 +59,9 @@ def _assess_pretrained(results: Results) -> Assessment:
         answers.get(difference.answer, difference.answer),
         "With other settings, a small encoder trained from scratch on the same "
         f"15,000 reviews reaches {format_column(results, IMDB, 'best', 'test.accuracy')}, and the fine-tuned model "
-        f"reaches {format_column(results, IMDB, 'fine-tuned', 'test.accuracy')}.{baseline} Our fine-tuned model is "
-        "smaller than the BERT of the report.",
+        f"reaches {format_column(results, IMDB, 'fine-tuned', 'test.accuracy')}.{baseline} In the report, "
+        f"the two accuracies are {100 * scratch:.2f} % and {100 * bert:.2f} %. Our fine-tuned model "
+        f"is smaller than the BERT of the report.{not_run}",
     )
 
 
