@@ -14,7 +14,7 @@ from schemathesis import GenerationMode
 
 from triform.serving import ServerOptions, create_app
 
-EXAMPLES = 25  # of each route and kind
+EXAMPLES = 12  # of each route and kind
 # What half of the requests contain, so that they reach a model.
 USABLE = {"model": None, "source": "en", "target": "fr", "q": "amber", "inputs": "amber", "input": "amber", "n": 1}
 
