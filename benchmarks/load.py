@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -59,6 +60,14 @@ class Server:
         except OSError:
             return float("nan")
         return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time of the server, or NaN where the system does not say."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        except OSError:
+            return float("nan")
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

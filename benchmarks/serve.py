@@ -88,16 +88,24 @@ def measure_load(report: BenchmarkReport, server: Server, size: Size) -> None:
     def next_request(client: int, index: int) -> ApiRequest:
         return make_request(client, index, size.n_new)
 
-    run_clients(server.port, 3, next_request, n_requests=3)  # every kind once
+    run_clients(server.port, size.n_clients, next_request, n_requests=3)  # to warm up
+    cpu_seconds = [server.cpu_seconds()]
     one = run_clients(server.port, 1, next_request, seconds=size.seconds / 4)
+    cpu_seconds.append(server.cpu_seconds())
     report_load(report, "1 client", one)
     memory_before = server.memory()
     probe = start_probe(server.port, size.seconds)
     many = run_clients(server.port, size.n_clients, next_request, seconds=size.seconds)
+    cpu_seconds.append(server.cpu_seconds())
     latencies = json.loads(probe.communicate()[0])
     report_load(report, f"{size.n_clients} clients", many)
-    ratio = many.requests_per_s / one.requests_per_s
-    report.add_figures(f"throughput of {size.n_clients} clients", times_one_client=ratio)
+    one_per_cpu_s = one.n_requests / (cpu_seconds[1] - cpu_seconds[0])
+    many_per_cpu_s = many.n_requests / (cpu_seconds[2] - cpu_seconds[1])
+    report.add_figures(
+        f"throughput of {size.n_clients} clients",
+        times_one_client=many.requests_per_s / one.requests_per_s,
+        times_one_client_in_cpu_time=many_per_cpu_s / one_per_cpu_s,
+    )
     report.add_figures(
         "/health under load",
         requests=len(latencies),
