@@ -18,6 +18,7 @@ from triform.config import DecodeConfig
 from triform.errors import ConfigError, DataError
 from triform.run import Run
 from triform.serving.endpoints import ApiError
+from triform.serving.text_stream import TextStream
 from triform.serving.worker import (
     GenerationRequest,
     GenerationUpdate,
@@ -374,6 +375,24 @@ def test_an_error_in_the_model_fails_the_requests_of_its_batch_and_the_worker_go
 
     run_async(main)
     assert "oops" in caplog.text
+
+
+def test_an_error_outside_of_the_model_does_not_end_the_worker(
+    runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs["generate"]
+    request = make_request(run, "The", GREEDY, max_new_tokens=5)
+
+    async def main() -> None:
+        with start_worker(run) as worker:
+            for name in ("__init__", "append"):
+                with monkeypatch.context() as patch:
+                    patch.setattr(TextStream, name, _raiser(ZeroDivisionError("oops")))
+                    with pytest.raises(ApiError, match="internal error"):
+                        await collect(worker, request)
+                assert (await collect(worker, request))[-1].n_tokens == 5
+
+    run_async(main)
 
 
 def _raiser(error: Exception) -> Callable[..., Any]:

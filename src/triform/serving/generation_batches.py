@@ -100,10 +100,10 @@ class GenerationBatches:
         try:
             with self.run.inference_context():
                 scheduler.step_rows()
+            updates = [(job, self._next_update(job)) for job in jobs]
         except Exception as error:
             return self._fail(scheduler, jobs, error)
         self.batch_sizes[len(jobs)] += 1
-        updates = [(job, self._next_update(job)) for job in jobs]
         for job, update in updates:
             if update is not None and update.finish_reason is not None:
                 self.jobs.remove(job)

@@ -216,7 +216,12 @@ class Worker:
         """Move texts to generate from the queue to the batches, as many as there is room for."""
         with self._changed:
             for job in [job for job in self._queue if isinstance(job, GenerationJob)]:
-                if self._generation.add(job):
+                try:
+                    is_added = self._generation.add(job)
+                except Exception as error:
+                    self._fail(job, error)
+                    continue
+                if is_added:
                     self._queue.remove(job)
 
     def _select_texts(self) -> list[tuple[BatchJob, int]]:
@@ -278,7 +283,7 @@ class Worker:
         self._n_finished += 1
         self._finish_times.append(time.monotonic())
 
-    def _fail(self, job: BatchJob, error: Exception) -> None:
+    def _fail(self, job: Job, error: Exception) -> None:
         """Answer a job with an error, and forget it."""
         self.cancel(job)
         self._outbox.append((job, error_for_client(error)))
