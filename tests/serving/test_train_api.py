@@ -51,7 +51,7 @@ def test_an_uploaded_table_is_inspected(client: TestClient) -> None:
     assert inspection["labels"] == [{"label": "5", "count": 20}, {"label": "1", "count": 11}]
     assert inspection["rows"][0] == ["bad film number 0", "1", "0"]
     assert len(inspection["rows"]) == 5
-    assert "train: 2 rows have a text that also occurs with another label" in inspection["findings"]
+    assert "2 rows have a text that also occurs with another label" in inspection["findings"]
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,17 @@ ROLES: dict[TaskName, tuple[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class DataPreview:
-    """The columns of a file, the role of each (text, label, source, target or ""), and its first rows."""
+    """How a file is read.
+
+    Attributes:
+        columns: The names of the columns.
+        selectors: What selects each column in a setting such as `data.text_column`: its number, or its key in JSON.
+        roles: What each column is used for: text, label, source, target or "".
+        rows: The first rows.
+    """
 
     columns: tuple[str, ...]
+    selectors: tuple[str, ...] = ()
     roles: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
@@ -99,6 +107,7 @@ def _preview_table(task: TaskName, path: str, kind: FileKind, data_config: DataC
     role_of = {selected.second: ROLES[task][1], selected.first: ROLES[task][0]}
     return DataPreview(
         columns=tuple(names),
+        selectors=tuple(str(number) for number in range(1, len(names) + 1)),
         roles=tuple(role_of.get(index, "") for index in range(len(names))),
         rows=tuple(tuple(fields[: len(names)]) for _, fields in islice(rows, MAX_PREVIEW_ROWS)),
     )
@@ -114,6 +123,7 @@ def _preview_json(task: TaskName, path: str, data_config: DataConfig) -> DataPre
     role_of = dict(zip(reversed(selected), reversed(ROLES[task]), strict=True))
     return DataPreview(
         columns=tuple(keys),
+        selectors=tuple(keys),
         roles=tuple(role_of.get(key, "") for key in keys),
         rows=tuple(tuple(_format_cell(record.get(key)) for key in keys) for record in records),
     )

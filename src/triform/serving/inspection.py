@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 
 import msgspec
 
@@ -23,9 +23,16 @@ Row = tuple[str, str, str]  # text, label, target
 
 
 class DataColumn(msgspec.Struct, kw_only=True):
-    """A column of a file. `role` is text, label, source, target, or "" if it is not used."""
+    """A column of a file.
+
+    Args:
+        name: The name of the column.
+        selector: The value of a setting such as `data.text_column` that selects the column; "" if it is fixed.
+        role: text, label, source, target, or "" if the column is not used.
+    """
 
     name: str
+    selector: str
     role: str
 
 
@@ -89,7 +96,8 @@ def inspect_data(task: TaskName, name: str, data_config: DataConfig) -> Inspecti
     return Inspection(
         task=task,
         columns=[
-            DataColumn(name=column, role=role) for column, role in zip(preview.columns, preview.roles, strict=True)
+            DataColumn(name=column, role=role, selector=selector or "")
+            for column, role, selector in zip_longest(preview.columns, preview.roles, preview.selectors)
         ],
         rows=[[cell[:MAX_CELL_CHARS] for cell in row] for row in preview.rows],
         n_rows=n_rows,
@@ -125,7 +133,8 @@ def _audit(task: TaskName, rows: list[Row]) -> list[str]:
     )
     findings: list[str] = []
     for report in audit_sets({"train": audit_set}).set_reports:
-        findings += [line.strip() for line in describe_set(report, task)]
+        lines = (line.strip().removeprefix("train: ") for line in describe_set(report, task))
+        findings += [line for line in lines if not line.startswith("in train")]
         if report.empty and report.side != "pair":
             findings.append(f"{report.empty:,} rows have an empty {report.side}")
         if report.near and report.side in ("text", "source") and task != "generate":

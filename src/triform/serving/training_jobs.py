@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -39,6 +40,7 @@ from triform.serving.run_list import RunSummary, read_listed_settings, summarise
 
 STUDIO_FOLDER = ".studio"  # of the folder of runs, for the files of the studio
 JOBS_FOLDER = "jobs"
+EXIT_SECONDS, POLL_SECONDS = 5.0, 0.05  # for a process to end after it has released its run folder
 MAX_RECORDS = 50  # of jobs; older ones are forgotten, but not their runs
 EXIT_INTERRUPTED = 130
 LOCK_PURPOSE = "training"  # the first word of the purpose of a lock that a training process holds
@@ -162,8 +164,7 @@ class TrainingJobs:
 
     def _start(self, folder: Path, run_id: str, task: str, arguments: Sequence[str]) -> JobSummary:
         for other in self._read_records(folder):
-            if self._is_running(folder, other):
-                raise ApiError(409, f"{other.run} is training; one job trains at a time, so stop it or wait")
+            self._require_ended(folder, other)
         (folder / STUDIO_FOLDER / JOBS_FOLDER).mkdir(parents=True, exist_ok=True)
         process = start_detached(arguments, _file(folder, run_id, ".log"))
         self._children[run_id] = process
@@ -178,6 +179,16 @@ class TrainingJobs:
         self._write_record(folder, record)
         self._forget_old(folder)
         return self._summarise(folder, record)
+
+    def _require_ended(self, folder: Path, other: JobRecord) -> None:
+        """Raise `ApiError` if a job trains. One that has released its run folder is given some time to end."""
+        deadline = time.monotonic() + EXIT_SECONDS
+        while self._is_running(folder, other):
+            path = resolve_below(folder, other.run)
+            is_ending = path is not None and find_lock_holder(path) is None
+            if not is_ending or time.monotonic() > deadline:
+                raise ApiError(409, f"{other.run} is training; one job trains at a time, so stop it or wait")
+            time.sleep(POLL_SECONDS)
 
     def _run_path(self, folder: Path, run_id: str) -> Path:
         if path := resolve_below(folder, run_id):

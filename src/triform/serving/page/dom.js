@@ -68,7 +68,7 @@ export function createErrorNotice(error, retry) {
 }
 
 // The state of a run as a coloured word.
-const STATE_TONES = {training: 'live', finished: '', stopped: 'warn', failed: 'warn', damaged: 'warn'};
+const STATE_TONES = {starting: 'live', training: 'live', stopping: 'warn', finished: '', stopped: 'warn', failed: 'warn', damaged: 'warn'};
 export const createStatePill = state => create('span', {class: `pill ${STATE_TONES[state] ?? ''}`}, state);
 
 // A table. `columns` are {title, numeric}; a cell is a text or an element. The first cell of a row is its heading.
