@@ -38,8 +38,9 @@ TABS = {
         "#heatmap[data-shown]",
         ["#thumbnails button >> nth=1"],
     ),
+    "train": ("#/train", ".drop-zone", ["button:has-text('Use builtin:')", ".costs dt >> nth=0"]),
 }
-HEIGHTS = {"attention": 1580}  # of tabs that need more than the height of the window
+HEIGHTS = {"attention": 1580, "train": 2060}  # of tabs that need more than the height of the window
 WINDOWS = {"wide": (1280, 900, "light"), "narrow": (420, 900, "light"), "dark": (1280, 900, "dark")}
 
 
@@ -51,6 +52,7 @@ def take_picture(page: Page, address: str, tab: str, picture: Path) -> None:
     for element in clicks:
         page.click(element)
     page.mouse.move(0, 0)
+    page.evaluate("scrollTo(0, 0)")
     page.wait_for_timeout(800)
     page.screenshot(path=picture)
 

@@ -133,10 +133,10 @@ def _audit(task: TaskName, rows: list[Row]) -> list[str]:
     )
     findings: list[str] = []
     for report in audit_sets({"train": audit_set}).set_reports:
-        lines = (line.strip().removeprefix("train: ") for line in describe_set(report, task))
-        findings += [line for line in lines if not line.startswith("in train")]
         if report.empty and report.side != "pair":
             findings.append(f"{report.empty:,} rows have an empty {report.side}")
         if report.near and report.side in ("text", "source") and task != "generate":
             findings.append(f"{report.near:,} rows are near duplicates of an earlier row")
+        lines = (line.strip().removeprefix("train: ") for line in describe_set(report, task))
+        findings += [line.replace("train line", "line") for line in lines if not line.startswith("in train")]
     return [shorten_example(finding) if len(finding) > MAX_CELL_CHARS else finding for finding in findings]

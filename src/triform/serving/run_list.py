@@ -33,6 +33,7 @@ from triform.io.run_layout import (
 )
 from triform.reporting.run_history import is_finite
 from triform.serving.models import file_stamp
+from triform.serving.uploads import find_upload_label
 
 HEAD_BYTES, TAIL_BYTES = 4_096, 24_576
 MAX_STATE_BYTES = 1 << 20  # of the state of a checkpoint
@@ -235,7 +236,7 @@ def _read_checkpoint_best(folder: Path) -> Mapping[str, Any]:
 def _name_data(settings: Mapping[str, Any]) -> str:
     """Return a short name of the training data: the name of its file, or of the built-in set."""
     data = str(settings.get("data.train") or settings.get("data.source") or "")
-    return data if ":" in data else PurePosixPath(data).name
+    return data if ":" in data else find_upload_label(data) or PurePosixPath(data).name
 
 
 def _modified_time(folder: Path) -> str | None:

@@ -99,7 +99,7 @@ class UploadStore:
         Raises:
             ApiError: There is no such upload.
         """
-        record = self._read(upload_id) if UPLOAD_ID.fullmatch(upload_id) else None
+        record = _read_record(self.folder / upload_id) if UPLOAD_ID.fullmatch(upload_id) else None
         if record is None or not (path := self.folder / upload_id / record.file).is_file():
             raise ApiError(404, f"there is no upload {upload_id[:40]!r}; upload the file again", param="data")
         return record, path
@@ -114,18 +114,28 @@ class UploadStore:
         """Delete uploads that are older than a day and that no run was trained on."""
         oldest = time.time() - MAX_AGE_SECONDS
         for folder in self.folder.glob("*"):
-            record = self._read(folder.name)
+            record = _read_record(folder)
             if (record is None or not record.is_used) and folder.stat().st_mtime < oldest:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _write(self, upload_id: str, record: UploadRecord) -> None:
         write_bytes(self.folder / upload_id / RECORD_FILE, msgspec.json.encode(record))
 
-    def _read(self, upload_id: str) -> UploadRecord | None:
-        try:
-            return msgspec.json.decode((self.folder / upload_id / RECORD_FILE).read_bytes(), type=UploadRecord)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None
+
+def find_upload_label(path: str) -> str:
+    """Return the name that a client gave to an uploaded file, or "" if the path is not that of an upload."""
+    folder = Path(path).parent
+    if folder.parent.name != UPLOADS_FOLDER or not UPLOAD_ID.fullmatch(folder.name):
+        return ""
+    record = _read_record(folder)
+    return record.label if record else ""
+
+
+def _read_record(folder: Path) -> UploadRecord | None:
+    try:
+        return msgspec.json.decode((folder / RECORD_FILE).read_bytes(), type=UploadRecord)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _require_text(path: Path, label: str) -> str:

@@ -60,7 +60,7 @@ def test_a_model_is_trained_stopped_and_resumed_through_the_page(
         tab.fill(f"[data-setting='{name}']", value)
     tab.click("summary:has-text('Further settings')")
     tab.fill("#extra", "train.max_steps=100000\ntrain.eval_every=1000\ntrain.patience=0\nmodel.n_heads=2")
-    tab.wait_for_selector(".costs >> text=about")
+    tab.wait_for_selector(".costs")
     costs = tab.inner_text(".costs")
     assert "100,000" in costs.split("\n")
     tab.fill("#run-name", "stars")
@@ -73,7 +73,7 @@ def test_a_model_is_trained_stopped_and_resumed_through_the_page(
     tab.click("h1 button:has-text('Stop'):enabled", timeout=60_000)
     tab.wait_for_selector("h1 >> text=stopped", timeout=60_000)
     run = httpx.get(f"{address}/api/runs/stars").json()["run"]
-    assert (run["max_steps"], run["state"]) == (100_000, "stopped")
+    assert (run["max_steps"], run["state"], run["data"]) == (100_000, "stopped", "reviews.csv")
     assert f"{run['parameters']:,}" in costs
     tab.goto(f"{address}/#/train")
     tab.wait_for_selector("article[data-job=stars] >> text=stopped")

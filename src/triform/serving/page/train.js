@@ -127,10 +127,10 @@ function showCosts(part, costs) {
   const texts = isWarning => costs.notices.filter(({level}) => (level === 'warning') === isWarning).map(({text}) => text);
   const fits = costs.memory_bytes <= costs.available_bytes;
   part.replaceChildren(create('dl', {class: 'tiles costs'},
-    createStatCard('Time', `about ${formatDuration(costs.seconds)}`, `on ${costs.device}, from a few timed steps`),
+    createStatCard('Estimated time', formatDuration(costs.seconds), `on ${costs.device}, from a few timed steps`),
     createStatCard('Steps', formatCount(costs.steps), `${formatCount(costs.train_examples)} training examples`),
     createStatCard('Parameters', formatCount(costs.parameters), `vocabulary of ${formatCount(costs.vocab_size)}`),
-    createStatCard('Memory', `about ${formatBytes(costs.memory_bytes)}`,
+    createStatCard('Estimated memory', formatBytes(costs.memory_bytes),
       `${formatBytes(costs.available_bytes)} are free${fits ? '' : ', which is too little'}`)),
   ...[createNotices('Warnings', texts(true), {warning: true}), createNotices('About the data', texts(false))].filter(Boolean));
 }

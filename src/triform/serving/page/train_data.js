@@ -110,7 +110,7 @@ export function createDataSection(form, training, onChange) {
   if (Object.keys(form.files).length) inspect();
   return {node: createSection('Data', create('div', {class: 'card panel'},
     create('fieldset', {class: 'tasks'}, create('legend', {}, 'Task'),
-      create('div', {class: 'controls'}, radios.map(radio => create('label', {class: 'choice'}, radio, radio.value)))),
+      create('div', {class: 'controls'}, radios.map(radio => create('label', {class: 'task'}, radio, radio.value)))),
     description, picker), report)};
 }
 
