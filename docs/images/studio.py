@@ -40,7 +40,7 @@ TABS = {
     ),
     "train": ("#/train", ".drop-zone", ["button:has-text('Use builtin:')", ".costs dt >> nth=0"]),
 }
-HEIGHTS = {"attention": 1580, "train": 2060}  # of tabs that need more than the height of the window
+HEIGHTS = {"attention": 1580, "train": 2330}  # of tabs that need more than the height of the window
 WINDOWS = {"wide": (1280, 900, "light"), "narrow": (420, 900, "light"), "dark": (1280, 900, "dark")}
 
 

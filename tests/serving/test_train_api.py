@@ -52,6 +52,7 @@ def test_an_uploaded_table_is_inspected(client: TestClient) -> None:
     assert inspection["rows"][0] == ["bad film number 0", "1", "0"]
     assert len(inspection["rows"]) == 5
     assert "2 rows have a text that also occurs with another label" in inspection["findings"]
+    assert "'5' at line 3, '1' at line 32: good film number 1" in inspection["findings"]
 
 
 @pytest.mark.parametrize(

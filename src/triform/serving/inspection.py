@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, islice, zip_longest
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,7 +20,15 @@ MAX_AUDITED_ROWS = 20_000
 MAX_AUDITED_CHARS = 20_000_000
 MAX_SHOWN_LABELS = 50
 MAX_CELL_CHARS = 300
-Row = tuple[str, str, str]  # text, label, target
+
+
+class DataRow(NamedTuple):
+    """A row of a file, and the line on which it starts."""
+
+    text: str
+    label: str
+    target: str
+    line: int
 
 
 class DataColumn(msgspec.Struct, kw_only=True):
@@ -77,22 +86,22 @@ def inspect_data(task: TaskName, name: str, data_config: DataConfig) -> Inspecti
     """
     preview = preview_data(task, name, data_config)
     rows = _read_rows(task, name, data_config)
-    audited: list[Row] = []
+    audited: list[DataRow] = []
     n_audited_chars = 0
     for row in islice(rows, MAX_AUDITED_ROWS):
         audited.append(row)
-        n_audited_chars += len(row[0]) + len(row[2])
+        n_audited_chars += len(row.text) + len(row.target)
         if n_audited_chars > MAX_AUDITED_CHARS:
             break
     if not audited:
         raise DataError("the file has only blank lines", path=name)
     labels: Counter[str] = Counter()
     n_rows = n_chars = 0
-    for text, label, target in chain(audited, rows):
+    for row in chain(audited, rows):
         n_rows += 1
-        n_chars += len(text) + len(target)
+        n_chars += len(row.text) + len(row.target)
         if task == "classify":
-            labels[label] += 1
+            labels[row.label] += 1
     return Inspection(
         task=task,
         columns=[
@@ -109,27 +118,27 @@ def inspect_data(task: TaskName, name: str, data_config: DataConfig) -> Inspecti
     )
 
 
-def _read_rows(task: TaskName, name: str, data_config: DataConfig) -> Iterator[Row]:
+def _read_rows(task: TaskName, name: str, data_config: DataConfig) -> Iterator[DataRow]:
     """Yield the rows as the audit reads them; those of a plain text are its lines that are not blank."""
     if task == "translate":
         for pair in readers.read_pairs_or_aligned(name, data_config):
-            yield pair.source, "", pair.target
+            yield DataRow(pair.source, "", pair.target, pair.line)
     elif task == "generate" and readers.is_running_text(name):
-        for _, text in readers.read_lines(name):
+        for line, text in readers.read_lines(name):
             if text.strip():
-                yield text, "", ""
+                yield DataRow(text, "", "", line)
     else:
         for row in readers.read_rows(name, data_config, labelled=task == "classify"):
-            yield row.text, row.label, ""
+            yield DataRow(row.text, row.label, "", row.line)
 
 
-def _audit(task: TaskName, rows: list[Row]) -> list[str]:
+def _audit(task: TaskName, rows: list[DataRow]) -> list[str]:
     """Return what the audit of `triform audit` finds in the rows."""
-    columns = [list(column) for column in zip(*rows, strict=True)]
     audit_set = AuditSet(
-        texts=columns[0],
-        labels=columns[1] if task == "classify" else (),
-        targets=columns[2] if task == "translate" else (),
+        texts=[row.text for row in rows],
+        labels=[row.label for row in rows] if task == "classify" else (),
+        targets=[row.target for row in rows] if task == "translate" else (),
+        lines=[row.line for row in rows],
     )
     findings: list[str] = []
     for report in audit_sets({"train": audit_set}).set_reports:
