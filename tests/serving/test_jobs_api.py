@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -88,6 +89,9 @@ def test_a_job_is_stopped_resumed_and_finished_while_servers_come_and_go(folder:
         409,
         f"{name} is training; one job trains at a time, so stop it or wait",
     )
+    [record] = (folder / ".studio" / "jobs").glob("*.json")
+    pid = json.loads(record.read_text())["pid"]
+    assert os.getsid(pid) == pid  # Ctrl-C in the terminal of the server does not reach it
     metrics = folder / name / "metrics.jsonl"
 
     second = connect(folder)
