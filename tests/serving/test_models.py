@@ -35,7 +35,23 @@ def test_runs_are_named_by_their_path_below_the_folder(folder: Path) -> None:
     assert registry.names("classify") == ["reviews", "seeds/seed-1", "seeds/seed-2"]
     (folder / "reviews" / "model.safetensors").unlink()  # as before the first validation
     assert "reviews" not in registry.names()
-    assert "reviews" in find_runs(folder)
+    assert "reviews" in find_runs(folder)[0]
+
+
+def test_a_search_reads_a_bounded_number_of_folders_from_the_top(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = folder / "a" / "b" / "c"
+    shutil.copytree(folder / "reviews", deep)
+    names, is_complete = find_runs(folder)
+    assert is_complete
+    assert names == sorted(names)
+    assert "a/b/c" in names
+    monkeypatch.setattr(models, "MAX_SEARCHED_FOLDERS", 8)
+    names, is_complete = find_runs(folder)
+    assert not is_complete
+    assert {"french", "reviews", "verses"} <= set(names)
+    assert "a/b/c" not in names
 
 
 @pytest.mark.parametrize(
@@ -55,7 +71,7 @@ def test_links_that_leave_the_folder_are_refused(folder: Path, runs_folder: Path
     assert resolve_below(folder, "outside") is None
     assert resolve_below(folder, "loop") is None
     assert resolve_below(folder, "inside") is not None
-    assert not {"outside", "loop"} & set(find_runs(folder))
+    assert not {"outside", "loop"} & set(find_runs(folder)[0])
 
 
 def test_the_only_model_of_a_task_needs_no_name(folder: Path) -> None:

@@ -269,6 +269,25 @@ def test_a_read_only_server_deletes_nothing(copies: Path) -> None:
     assert (copies / "reviews" / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize("name", ["metrics", "predictions"])
+def test_a_run_folder_may_have_the_name_of_a_route(copies: Path, name: str) -> None:
+    run_id = f"width/{name}"
+    shutil.copytree(copies / "reviews", copies / run_id)
+    client = make_client(copies)
+    assert client.get(f"/api/runs/{run_id}").json()["run"]["id"] == run_id
+    assert client.get(f"/api/runs/{run_id}/metrics").json()["run"]["id"] == run_id
+    assert client.get("/api/runs/reviews/metrics").json()["run"]["id"] == "reviews"
+
+
+def test_a_list_that_is_not_complete_says_so(copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = make_client(copies)
+    assert client.get("/api/runs").json()["is_complete"]
+    monkeypatch.setattr("triform.serving.models.MAX_SEARCHED_FOLDERS", 2)
+    answer = client.get("/api/runs").json()
+    assert not answer["is_complete"]
+    assert len(answer["runs"]) == 1
+
+
 def test_an_empty_or_missing_folder_has_no_runs(tmp_path: Path) -> None:
     assert list_runs(make_client(tmp_path)) == {}
     assert list_runs(make_client(tmp_path / "missing")) == {}

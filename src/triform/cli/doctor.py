@@ -15,6 +15,7 @@ from triform.formatting import echo, print_table
 
 PACKAGES = (
     *("torch", "numpy", "tokenizers", "safetensors", "scikit-learn", "scipy", "sacrebleu", "typer", "rich"),
+    *("msgspec", "starlette", "uvicorn"),
 )
 OPTIONAL_PACKAGES = {  # the packages of each extra
     "export": ("ctranslate2", "onnx", "onnxscript"),

@@ -25,7 +25,7 @@ def _compare(server: Server, run_ids: list[str], study: str) -> RunComparison:
         raise ApiError(400, "give either runs or a study, not both", param="study")
     if not study:
         return compare_runs([_locate(server, run_id) for run_id in run_ids])
-    summaries = list_summaries(server)
+    summaries, _ = list_summaries(server)
     if server.options.folder is None or study not in find_studies(server, summaries):
         raise ApiError(404, f"there is no study {study!r}; GET /api/runs lists the studies", param="study")
     runs = [_locate(server, run.id) for run in summaries if run.group.rpartition("/")[0] == study]

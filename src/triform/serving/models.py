@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import tomllib
-from collections.abc import Iterator
+from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from triform.config import TaskName
 
 MAX_LOADED_MODELS = 4  # of a folder; runs that are served by name stay loaded
-MAX_FOLDER_DEPTH = 8
+MAX_SEARCHED_FOLDERS = 10_000  # in one search for runs
 ROUTES: dict[str, str] = {
     "classify": "POST /predict, /classify or /embed",
     "generate": "POST /v1/completions",
@@ -86,7 +86,7 @@ class ModelRegistry:
         """
         names = list(self.options.runs)
         if self.options.folder is not None:
-            names += [name for name in find_runs(self.options.folder) if self._is_trained(name)]
+            names += [name for name in find_runs(self.options.folder)[0] if self._is_trained(name)]
 
         def has_task(name: str) -> bool:
             task_of_run = self.read_task(name)
@@ -218,30 +218,33 @@ class ModelRegistry:
         return path is not None and (path / MODEL_FILE).is_file()
 
 
-def find_runs(folder: Path) -> Iterator[str]:
-    """Yield the paths, relative to `folder`, of all run folders below it, in the order of their names.
+def find_runs(folder: Path) -> tuple[list[str], bool]:
+    """Return the paths, relative to `folder`, of the run folders below it, and whether all folders were searched.
 
-    Links to other folders are not followed, so the search stays below the folder.
+    The search starts at the top and ends after `MAX_SEARCHED_FOLDERS` folders. Links to other folders are not
+    followed, so the search stays below the folder.
     """
-    yield from _find_runs(str(folder), "", 0)
-
-
-def _find_runs(folder: str, prefix: str, depth: int) -> Iterator[str]:
-    try:
-        with os.scandir(folder) as entries:
-            children = sorted(
-                (entry for entry in entries if entry.is_dir(follow_symlinks=False) or entry.name == CONFIG_FILE),
-                key=lambda entry: entry.name,
-            )
-    except OSError:
-        return
-    if prefix and any(entry.name == CONFIG_FILE for entry in children):
-        yield prefix
-    if depth < MAX_FOLDER_DEPTH:
-        for entry in children:
-            is_run_content = entry.name in (CHECKPOINTS_FOLDER, TOKENS_FOLDER) or entry.name.startswith(".")
-            if entry.name != CONFIG_FILE and not is_run_content:
-                yield from _find_runs(entry.path, f"{prefix}/{entry.name}" if prefix else entry.name, depth + 1)
+    runs: list[tuple[str, ...]] = []
+    waiting: deque[tuple[str, tuple[str, ...]]] = deque([(str(folder), ())])
+    for _ in range(MAX_SEARCHED_FOLDERS):
+        if not waiting:
+            break
+        path, parts = waiting.popleft()
+        try:
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    name = entry.name
+                    if name == CONFIG_FILE and parts:
+                        runs.append(parts)
+                    elif (
+                        name not in (CHECKPOINTS_FOLDER, TOKENS_FOLDER)
+                        and not name.startswith(".")
+                        and entry.is_dir(follow_symlinks=False)
+                    ):
+                        waiting.append((entry.path, (*parts, name)))
+        except OSError:
+            continue
+    return ["/".join(parts) for parts in sorted(runs)], not waiting
 
 
 def resolve_below(folder: Path, name: str) -> Path | None:
@@ -253,10 +256,7 @@ def resolve_below(folder: Path, name: str) -> Path | None:
     try:
         is_below = path.resolve(strict=True).is_relative_to(folder.resolve())
         return path if is_below and (path / CONFIG_FILE).is_file() else None
-    except (
-        OSError,
-        RuntimeError,
-    ):  # also a name that is too long; Python 3.11 reports loops of links as RuntimeError
+    except (OSError, RuntimeError):  # a name is too long, or links form a loop (RuntimeError in Python 3.11)
         return None
 
 

@@ -21,7 +21,7 @@ from triform.serving import run_details
 from triform.serving.comparison import PLAN_FILE
 from triform.serving.endpoints import ApiError, Call, Endpoint
 from triform.serving.metrics_tail import Event, MetricsTail
-from triform.serving.models import find_runs
+from triform.serving.models import find_runs, resolve_below
 from triform.serving.run_list import RunSummary
 from triform.serving.server import Server
 from triform.training.run_folder import RunFolder
@@ -31,9 +31,10 @@ KEEP_ALIVE_SECONDS = 15.0  # between comments in a stream without events, so tha
 
 
 class RunsResponse(msgspec.Struct, kw_only=True):
-    """All runs of the server."""
+    """All runs of the server. `is_complete` is false if the folder has too many folders to search all of them."""
 
     folder: str
+    is_complete: bool
     read_only: bool
     runs: list[RunSummary]
     studies: list[str]
@@ -71,13 +72,14 @@ class DeletedResponse(msgspec.Struct, kw_only=True):
     remaining: list[str]
 
 
-def list_summaries(server: Server) -> list[RunSummary]:
-    """Return the summaries of all runs of a server."""
-    folders = dict(server.options.runs)
+def list_summaries(server: Server) -> tuple[list[RunSummary], bool]:
+    """Return the summaries of the runs of a server, and whether all folders were searched."""
+    folders, is_complete = dict(server.options.runs), True
     if (root := server.options.folder) is not None:
-        folders = {run_id: root / run_id for run_id in find_runs(root)} | folders
+        run_ids, is_complete = find_runs(root)
+        folders = {run_id: root / run_id for run_id in run_ids} | folders
     server.run_list.forget_others(folders.keys())
-    return [server.run_list.summarise(run_id, folder) for run_id, folder in folders.items()]
+    return [server.run_list.summarise(run_id, folder) for run_id, folder in folders.items()], is_complete
 
 
 def find_studies(server: Server, summaries: list[RunSummary]) -> list[str]:
@@ -104,12 +106,13 @@ def summarise(server: Server, run_id: str) -> RunSummary:
 
 async def list_runs(call: Call) -> RunsResponse:
     """Return all runs."""
-    summaries = await anyio.to_thread.run_sync(list_summaries, call.server)
+    summaries, is_complete = await anyio.to_thread.run_sync(list_summaries, call.server)
     options = call.server.options
     studies = await anyio.to_thread.run_sync(find_studies, call.server, summaries)
     folder = "" if options.folder is None else str(options.folder)
     return RunsResponse(
         folder=folder,
+        is_complete=is_complete,
         read_only=options.read_only,
         runs=summaries,
         studies=studies,
@@ -148,16 +151,31 @@ def _read_run(server: Server, run_id: str) -> RunResponse:
     )
 
 
-async def show_predictions(call: Call) -> run_details.Predictions:
+async def _show_run_named(call: Call, name: str) -> RunResponse | None:
+    """Return the run `a/NAME` for the address `/api/runs/a/NAME` if there is no run `a`.
+
+    Otherwise, a run folder that is named `metrics` or `predictions` could not be opened.
+    """
+    folder, run_id = call.server.options.folder, call.path["id"]
+    if folder is None or resolve_below(folder, run_id) or not resolve_below(folder, f"{run_id}/{name}"):
+        return None
+    return await anyio.to_thread.run_sync(_read_run, call.server, f"{run_id}/{name}")
+
+
+async def show_predictions(call: Call) -> run_details.Predictions | RunResponse:
     """Return predictions of the best weights so far on validation rows."""
+    if run := await _show_run_named(call, "predictions"):
+        return run
     run_path(call.server, call.path["id"])
     served = await call.server.models.get(call.path["id"])
     limiter = call.server.explanations.limiter  # few heavy computations at a time
     return await anyio.to_thread.run_sync(run_details.predict_validation_rows, served.run, limiter=limiter)
 
 
-async def follow_metrics(call: Call) -> MetricsResponse | Response:
-    """Return the metrics of a run: as JSON, or as a stream that goes on while the run trains."""
+async def follow_metrics(call: Call) -> MetricsResponse | RunResponse | Response:
+    """Return the metrics of a run: as JSON, or as a stream that continues while the run trains."""
+    if run := await _show_run_named(call, "metrics"):
+        return run
     run_id = call.path["id"]
     folder = run_path(call.server, run_id)
     tail = MetricsTail(path=folder / METRICS_FILE)

@@ -190,6 +190,16 @@ def test_an_example_of_the_run_is_one_click_away(studio: str, open_tab: Any) -> 
     wait_for(tab, "0 0 0")
 
 
+def test_a_run_without_recorded_samples_has_examples_of_its_validation_data(studio: str, open_tab: Any) -> None:
+    from playwright.sync_api import expect
+
+    tab = open_tab(studio, "#/attention?run=reviews")
+    tab.route("**/api/runs/reviews", lambda route: route.fulfill(json={"samples": []}))
+    tab.click("#example")
+    expect(tab.locator("#attention-text")).not_to_have_value("")
+    assert tab.inner_text("#example") == "Example"
+
+
 def test_the_maps_fit_a_narrow_dark_window(studio: str, open_tab: Any) -> None:
     tab = open_tab(studio, "#/attention?run=french&text=" + "amber+" * 40, width=420, dark=True)
     wait_for(tab, "0 0 0")

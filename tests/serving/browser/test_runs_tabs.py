@@ -79,6 +79,8 @@ def test_seeds_form_a_group_with_their_mean_and_its_curve(studio: str, open_tab:
     comparison = fetch(studio, "api/compare?run=seeds/seed-1&run=seeds/seed-2")
     mean = f"{100 * comparison['variants'][0]['mean']:.2f} %"
     assert f"mean {mean}" in tab.inner_text("tr[data-group='seeds']")
+    step = fetch(studio, "api/runs/seeds/seed-1")["run"]["step"]
+    assert tab.inner_text("tr[data-group='seeds'] td:nth-child(7)") == str(step)
     assert not tab.locator("tr[data-run='seeds/seed-1']").count()
     tab.press("tr[data-group='seeds'] button", "Enter")
     tab.wait_for_selector("tr[data-run='seeds/seed-1']")

@@ -26,24 +26,26 @@ export async function createRunSelect(container, id) {
 
 const newest = runs => runs.reduce((best, run) => (run.updated ?? '') > (best.updated ?? '') ? run : best);
 
-// A button that fills in the inputs of a run's samples, one after the other.
+// A button that fills in texts of a run's validation data, one after the other. Runs of several seeds record no samples,
+// so their texts come from predictions.
 export function createExampleButton(currentRun, setText) {
   let samples = [], next = 0, id = null;
   const button = createButton('Example', async () => {
     const run = currentRun();
     if (run.id !== id) {
-      const details = await getJson(`api/runs/${encodeId(run.id)}`).catch(error => {
-        if (error.status === undefined) throw error;
-        return {samples: []};
-      });
-      const inputs = details.samples.map(sample => sample.input).filter(input => input.trim());
+      const address = `api/runs/${encodeId(run.id)}`;
+      const inputs = await readInputs(address).then(texts => texts.length ? texts : readInputs(`${address}/predictions`));
       [samples, next, id] = [[...new Set(inputs)], 0, run.id];
     }
+    button.textContent = samples.length ? 'Example' : 'No examples';
     if (samples.length) setText(samples[next++ % samples.length]);
-    else button.textContent = 'No examples';
   }, {id: 'example', title: 'Fill in a text that the run was validated with'});
   return button;
 }
+
+const readInputs = address => getJson(address).then(
+  answer => answer.samples.map(sample => sample.input).filter(input => input.trim()),
+  error => { if (error.status === undefined) throw error; return []; });
 
 // Call an async function while `button` is disabled, and show an error of the server in `errors`.
 export async function withButton(button, errors, work) {

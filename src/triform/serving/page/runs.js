@@ -70,7 +70,8 @@ export function render(container, {query}) {
     const answer = await getJson('api/runs', {signal});
     error.replaceChildren();
     state.answer = answer;
-    lead.textContent = answer.folder;
+    lead.textContent = !answer.folder ? '' : `Folder: ${answer.folder}`
+      + (answer.is_complete ? '' : '. It contains too many folders, so only those near the top were searched.');
     const ids = new Set(answer.runs.map(run => run.id));
     state.selected.forEach(id => { if (!ids.has(id)) state.selected.delete(id); });
     update();
@@ -116,7 +117,7 @@ function matches(run, {filter, task, status}) {
     && filter.toLowerCase().split(/\s+/).every(word => text.includes(word));
 }
 
-// Runs of one folder of seeds become one entry, whose metric is the mean.
+// Runs of one folder of seeds become one entry, whose metric and step are the means.
 function groupSeeds(runs) {
   const groups = new Map();
   return runs.flatMap(run => {
@@ -130,10 +131,10 @@ function groupSeeds(runs) {
 
 function describeGroup({id, runs}) {
   const values = runs.map(metricValue).filter(value => value !== null);
-  const total = key => runs.reduce((sum, run) => sum + (run[key] ?? 0), 0);
+  const mean = key => runs.reduce((sum, run) => sum + (run[key] ?? 0), 0) / runs.length;
   const [first] = runs;
   return {
-    id, runs, task: first.task, data: first.data, step: total('step'), max_steps: total('max_steps'),
+    id, runs, task: first.task, data: first.data, step: mean('step'), max_steps: mean('max_steps'),
     state: STATES.find(name => runs.some(run => run.state === name)),
     metric: values.length ? {...first.metric, value: values.reduce((a, b) => a + b) / values.length} : null,
     started: runs.map(run => run.started ?? '').sort()[0] || null,
