@@ -21,7 +21,7 @@ let source, heat, tokens, summaryKind;
 const shownMap = () => source.maps[state.map];
 
 // Build the view inside an element and show a source. `selection` is {map, layer, view}. It returns functions: `redraw` for
-// other colours, and `remove`, which stops listening to the keyboard.
+// other colours, and `remove`, which stops listening to the keyboard and to changes of the size.
 export function createAttentionView(container, newSource, selection = {}) {
   const controller = new AbortController();
   [source, tokens, summaryKind] = [newSource, {query: [], key: []}, 'entropy'];
@@ -31,7 +31,7 @@ export function createAttentionView(container, newSource, selection = {}) {
   buildPanes(container);
   heat = new Heatmap($('heatmap'));
   listenToControls();
-  listenToHeatmap();
+  listenToHeatmap(controller.signal);
   listenToKeyboard(controller.signal);
   choose(selection);
   return {redraw, remove: () => controller.abort()};
@@ -378,7 +378,7 @@ function listenToKeyboard(signal) {
     move(...arrow);
   }, {signal});
 }
-function listenToHeatmap() {
+function listenToHeatmap(signal) {
   const canvas = $('heatmap');
   canvas.addEventListener('keydown', event => {
     const arrow = ARROWS[event.key], m = state.matrix;
@@ -391,5 +391,7 @@ function listenToHeatmap() {
     if (cell) lookAt('query', ...cell);
   });
   canvas.addEventListener('pointerleave', () => lookFrom(state.pinned));
-  new ResizeObserver(() => { if (state.matrix) { heat.measure(); drawHeatmap(); } }).observe(canvas.parentElement);
+  const observer = new ResizeObserver(() => { if (state.matrix) { heat.measure(); drawHeatmap(); } });
+  observer.observe(canvas.parentElement);
+  signal.addEventListener('abort', () => observer.disconnect());
 }

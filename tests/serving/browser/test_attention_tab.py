@@ -200,6 +200,14 @@ def test_a_run_without_recorded_samples_has_examples_of_its_validation_data(stud
     assert tab.inner_text("#example") == "Example"
 
 
+def test_another_tab_can_be_opened_while_maps_are_shown(studio: str, open_tab: Any) -> None:
+    tab = open_tab(studio, "#/attention?run=reviews&text=amber+birch")
+    wait_for(tab, "0 0 0")
+    tab.click("#tabs a:has-text('Runs')")
+    tab.wait_for_selector("tr[data-run]")
+    tab.wait_for_timeout(100)  # a change of the size is observed in the next frame
+
+
 def test_the_maps_fit_a_narrow_dark_window(studio: str, open_tab: Any) -> None:
     tab = open_tab(studio, "#/attention?run=french&text=" + "amber+" * 40, width=420, dark=True)
     wait_for(tab, "0 0 0")
