@@ -14,6 +14,7 @@ import pytest
 
 import triform
 from triform.serving import ServerOptions
+from triform.serving.completion_choices import score_prompt
 
 PROMPT = "amber birch"
 
@@ -104,6 +105,25 @@ def test_a_text_ends_before_a_stop_string(client: openai.OpenAI) -> None:
     )
     assert answer.choices[0].text == full[: full.index(stop)]
     assert answer.choices[0].finish_reason == "stop"
+
+
+def test_a_prompt_is_scored_once_for_all_its_continuations(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored = []
+
+    def count(run: triform.Run, tokens: list[int], n: int) -> Any:
+        scored.append(tokens)
+        return score_prompt(run, tokens, n)
+
+    monkeypatch.setattr("triform.serving.openai_api.score_prompt", count)
+    prompts = [PROMPT, PROMPT[: len(PROMPT) // 2]]
+    answer = client.completions.create(model="verses", prompt=prompts, max_tokens=0, logprobs=1, echo=True, n=3)
+    assert len(scored) == 2
+    assert [choice.text for choice in answer.choices] == [prompts[0]] * 3 + [prompts[1]] * 3
+    values = [choice.logprobs.token_logprobs for choice in answer.choices if choice.logprobs]
+    assert values[0] == values[1] == values[2]
+    assert len(values[3] or []) == len(scored[1])
 
 
 def test_log_probabilities_are_those_of_the_model(client: openai.OpenAI) -> None:

@@ -34,7 +34,7 @@ MAX_TEXT_CHARS = 20_000  # of the text and of the output
 TOP_K_LEVELS = (
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 28, 32, 40, 48, 64, 96, 128,
 )  # fmt: skip
-STYLE_SHEETS = ("components.css", "page.css")
+STYLE_SHEETS = ("theme.css", "components.css", "page.css")
 SCRIPTS = ("components.js", "heatmap.js", "attention_view.js", "page.js")
 UINT16_MAX = 65535  # a rounded weight is a multiple of 1 / UINT16_MAX
 

@@ -17,6 +17,7 @@ def render_html_page(title: str, body: str, version: str) -> str:
 
     Its content security policy blocks every request, and every script except the one of the page.
     """
+    theme = files("triform.explain").joinpath("theme.css").read_text(encoding="utf-8")
     assets = files("triform.reporting")
     style, script = (assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -26,7 +27,7 @@ def render_html_page(title: str, body: str, version: str) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><title>{escape(title)} · Triform</title>'
-        f"<style>{style}</style></head>\n<body><main>{body}</main>"
+        f"<style>{theme}{style}</style></head>\n<body><main>{body}</main>"
         f"<footer>{escape(version)}</footer><script>{script}</script></body></html>\n"
     )
 

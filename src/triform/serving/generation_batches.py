@@ -14,8 +14,8 @@ from triform.generation.beam import BeamRow, BeamSettings
 from triform.generation.scheduler import Scheduler, beam_settings, resolve_strategy, row_seeds
 from triform.run import Run
 from triform.serving.endpoints import ApiError, to_api_error
-from triform.serving.jobs import GenerationJob, GenerationRequest, GenerationUpdate
 from triform.serving.text_stream import TextStream
+from triform.serving.worker_jobs import GenerationJob, GenerationRequest, GenerationUpdate
 from triform.tasks.generate import TextGenerator
 from triform.tasks.translate import TextTranslator
 

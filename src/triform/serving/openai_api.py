@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import anyio.to_thread
@@ -136,10 +137,12 @@ async def create_completion(call: Call) -> Completion | Response:
         for index in range(len(prompts) * n)
     ]
     if body.echo and body.logprobs is not None:
-        for builder in builders:
-            builder.prompt_tokens = await anyio.to_thread.run_sync(
-                score_prompt, served.run, builder.prompt.tokens, body.logprobs
-            )
+        limiter = call.server.explanations.limiter  # few heavy computations at a time
+        for index, prompt in enumerate(prompts):
+            score = partial(score_prompt, served.run, prompt.tokens, body.logprobs)
+            tokens = await anyio.to_thread.run_sync(score, limiter=limiter)
+            for builder in builders[index * n : (index + 1) * n]:
+                builder.prompt_tokens = tokens
     completion = Completion(
         id=f"cmpl-{secrets.token_hex(12)}", created=int(time.time()), model=served.name, choices=[]
     )

@@ -23,7 +23,7 @@ SHARED_FILES = {
     "report.css": ("triform.reporting", "page.css"),
     **{
         name: ("triform.explain", name)
-        for name in ("components.css", "components.js", "heatmap.js", "attention_view.js")
+        for name in ("theme.css", "components.css", "components.js", "heatmap.js", "attention_view.js")
     },
 }
 HEADERS = {

@@ -19,7 +19,8 @@ from typing import Any
 from triform.run import Run
 from triform.serving.endpoints import ApiError
 from triform.serving.generation_batches import GenerationBatches, error_for_client, resolve_request
-from triform.serving.jobs import (
+from triform.serving.text_stream import TokenInfo
+from triform.serving.worker_jobs import (
     BatchJob,
     GenerationJob,
     GenerationRequest,
@@ -29,7 +30,6 @@ from triform.serving.jobs import (
     RequestTimeoutError,
     WorkerStats,
 )
-from triform.serving.text_stream import TokenInfo
 from triform.tasks import Prediction
 
 __all__ = [
