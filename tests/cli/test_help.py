@@ -6,9 +6,10 @@ import re
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
+from typer.models import OptionInfo
 
 from triform.cli.help import format_argument, help_sections, split_help, summary_line
 from triform.cli.reference import iter_contexts, reference_page, root_context
@@ -52,6 +53,18 @@ def test_the_help_fits_into_eighty_columns_and_has_examples(triform: Any, path: 
     examples = split_help(COMMANDS[path])[1]
     assert len(examples) >= 2
     assert all(example.startswith(path) and f"\n  {example}\n" in help_text for example in examples)
+
+
+@EVERY_COMMAND
+def test_an_option_that_is_named_like_its_value_has_an_explicit_name(path: str) -> None:
+    # typer 0.27 would name `device` with the value DEVICE `--DEVICE`
+    callback = COMMANDS[path].callback
+    hints = get_type_hints(callback, include_extras=True) if callback else {}
+    for name, hint in hints.items():
+        for info in getattr(hint, "__metadata__", ()):
+            if isinstance(info, OptionInfo) and info.metavar == name.upper():
+                names = (info.default, *(info.param_decls or ()))  # typer takes the first one for a default
+                assert f"--{name}" in names, path
 
 
 @EVERY_COMMAND

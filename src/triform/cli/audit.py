@@ -42,6 +42,7 @@ TaskOption = Annotated[
         "TASK",
         "Task: classify, generate or translate. The default is guessed from the file.",
         complete=complete_task,
+        name="--task",
     ),
 ]
 SetOption = Annotated[
@@ -61,6 +62,7 @@ RunOption = Annotated[
         "RUN",
         "Also compute the metrics of this run on rows that are in the training data and on the others.",
         complete=complete_run,
+        name="--run",
     ),
 ]
 MaxLenOption = Annotated[

@@ -40,6 +40,7 @@ TaskOption = Annotated[
         "TASK",
         "Task: classify, generate or translate. Needed if the settings do not name it.",
         complete=complete_task,
+        name="--task",
     ),
 ]
 VocabSizeOption = Annotated[int, option(SETTINGS, "N", "Number of tokens in the vocabulary.", show_default=False)]

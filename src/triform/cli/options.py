@@ -27,7 +27,10 @@ RunArgument = Annotated[Path, argument("RUN", "Folder of a trained run.", comple
 JsonOption = Annotated[bool, flag(OUTPUT, "--json", "Print the result as JSON.")]
 QuietOption = Annotated[bool, flag(OUTPUT, "--quiet", "Show no progress.")]
 DeviceOption = Annotated[
-    str, option(DEVICE, "DEVICE", "Device to compute on: auto, cpu, cuda or mps.", complete=complete_device)
+    str,
+    option(
+        DEVICE, "DEVICE", "Device to compute on: auto, cpu, cuda or mps.", complete=complete_device, name="--device"
+    ),
 ]
 PrecisionOption = Annotated[
     str,

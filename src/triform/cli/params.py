@@ -67,6 +67,7 @@ DeviceOption = Annotated[
         "DEVICE",
         "Device to estimate the memory for: cuda or cpu.",
         complete=complete_from(("cuda", "cpu")),
+        name="--device",
     ),
 ]
 

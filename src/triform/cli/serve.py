@@ -24,6 +24,7 @@ HostOption = Annotated[
         ADDRESS,
         "HOST",
         "Address to listen on. With 0.0.0.0, other machines reach the server; they need the token.",
+        name="--host",
     ),
 ]
 PortOption = Annotated[int, option(ADDRESS, "N", "Port to listen on. 0 chooses a free port.")]

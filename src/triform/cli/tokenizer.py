@@ -44,6 +44,7 @@ SideOption = Annotated[
         "SIDE",
         "Tokenizer to use if a folder has two: source or target.",
         complete=complete_from(("source", "target")),
+        name="--side",
     ),
 ]
 InputOption = Annotated[
@@ -67,6 +68,7 @@ def train(
             "KIND",
             "Kind of tokenizer: bpe, wordpiece, word or char.",
             complete=complete_from(("bpe", "wordpiece", "word", "char")),
+            name="--kind",
         ),
     ] = "bpe",
     vocab_size: Annotated[

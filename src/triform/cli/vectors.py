@@ -48,6 +48,7 @@ def train(
             "KIND",
             "Algorithm: skipgram, or cbow, which is faster but worse for rare words.",
             complete=complete_from(("skipgram", "cbow")),
+            name="--kind",
         ),
     ] = "skipgram",
     size: Annotated[int, option(TRAINING, "N", "Dimension of the vectors.")] = 100,
