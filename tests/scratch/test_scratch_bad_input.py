@@ -73,6 +73,7 @@ UNSUPPORTED_DATA: dict[str, Any] = {
     "valid_fraction": 0.3,
     "valid_name": "dev",
     "monitor": ("far=far.csv",),
+    "train_max_len": 8,
 }
 
 

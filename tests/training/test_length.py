@@ -240,7 +240,10 @@ def test_presets_of_reference_systems_are_never_stopped_early_unless_they_say_so
 
 @pytest.mark.parametrize("system", load_systems().values(), ids=lambda system: system.name)
 def test_reproducing_a_system_never_stops_early_unless_it_says_so(system: Any, tmp_path: Path) -> None:
-    data: Any = SimpleNamespace(system=system, settings=lambda variant: {})
+    def base_model(variant: Any) -> dict[str, str]:
+        return {"train.init_from": variant.init_from} if variant.init_from else {}
+
+    data: Any = SimpleNamespace(system=system, settings=base_model)
     for variant in system.variants:
         prepared = _prepare_variant(variant, data, ReproduceOptions(), tmp_path)
         assert prepared.spec.settings["train.patience"] == variant.settings.get("train.patience", 0)
