@@ -26,6 +26,7 @@ from triform.config.settings import build_config
 from triform.launch import RunOptions, build_trainer, resolve_settings, train
 from triform.training.run_folder import RunFolder
 from triform.training.trainer import Trainer
+from triform.world import broadcast_value
 
 PART_NAMES = ("character", "words", "sets", "shakespeare", "gpt2")
 SHAKESPEARE_MODEL = {"d_model": 384, "n_layers": 6, "n_heads": 6, "d_ff": 1536, "dropout": 0.2}
@@ -60,7 +61,7 @@ def open_trainer(
     schedule = {"train.max_steps": 10**7, "train.epochs": 0.0, "train.eval_every": 10**7}
     schedule |= {"train.checkpoint_every": 10**7, "train.log_every": 50, "data.valid_fraction": 0.0}
     assignments = resolve_settings(task, preset, None, schedule | {"data.header": "no"} | settings)
-    run = RunFolder(Path(tempfile.mkdtemp(dir=folder)))
+    run = RunFolder(Path(broadcast_value(tempfile.mkdtemp(dir=folder))))  # one folder for all processes
     trainer, _ = build_trainer(
         build_config(assignments), run, RunOptions(device=report.device.type, quiet=True), resume=False
     )

@@ -26,6 +26,7 @@ EXPECTED_CONTESTANTS = {  # who takes part in each, with the packages that must 
         [*OWN_CONTESTANTS, "nn, padded to the batch's longest", "scikit-learn, TF-IDF, for scale"],
         ["sklearn"],
     ),
+    "distributed": (["triform", "DDP", "with a checkpoint"], []),
     "generate": (DECODERS, ["transformers", "ctranslate2"]),
     "translate": (DECODERS, ["transformers", "ctranslate2"]),
     "scratch": (["triform scratch", "triform", "torch.nn eager"], []),
@@ -61,6 +62,15 @@ def test_a_benchmark_runs_and_writes_its_figures(name: str, tmp_path: Path) -> N
     exact_shares = {name: share for name, share in shares.items() if "int8" not in name}
     assert all(share == 1 for share in exact_shares.values()), "contestants do not do the same work"
     assert bool(exact_shares) == (name in ("classify", "generate", "translate"))
+
+
+def test_the_step_of_two_processes_is_predicted_and_measured(tmp_path: Path) -> None:
+    completed = run_benchmark("scaling", "--smoke", "--json", str(tmp_path / "f.json"))
+    assert completed.returncode == 0, completed.stderr
+    one, two = json.loads((tmp_path / "f.json").read_text(encoding="utf-8"))["rows"]
+    assert one["step_seconds"] > 0
+    assert two["predicted_seconds"] > two["step_without_communication"] > 0
+    assert min(two["measured_seconds"], two["all_reduce_bandwidth"], two["throughput_ratio"]) > 0
 
 
 def test_the_list_names_every_benchmark_with_one_line_each() -> None:

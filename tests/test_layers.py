@@ -19,7 +19,20 @@ SOURCE = Path(triform.__file__).parent
 
 # A package imports only packages that stand before it in this list. A new package is a decision: it is added here.
 PACKAGES = (
-    *("errors", "formatting", "progress", "interrupts", "config", "io", "text", "scratch", "device", "nn", "data"),
+    *(
+        "errors",
+        "formatting",
+        "progress",
+        "interrupts",
+        "config",
+        "io",
+        "text",
+        "scratch",
+        "world",
+        "device",
+        "nn",
+        "data",
+    ),
     "vectors",
     *("models", "analysis", "generation", "evaluation", "tasks", "training", "pretrained", "explain", "reporting"),
     *("run", "launch", "experiments", "sklearn", "serving", "cli"),
@@ -28,8 +41,8 @@ WITHOUT_TORCH = (
     *("errors", "formatting", "io", "config", "text", "scratch", "data", "vectors", "analysis", "evaluation"),
     "reporting",
 )
-# A guard for forked children, and the user's cache folder; beside cli/ and training/distributed.py.
-READS_ENVIRONMENT = ("text/base.py", "io/cache.py")
+# A guard for forked children, the user's cache folder, and the rank of a process; beside cli/.
+READS_ENVIRONMENT = ("text/base.py", "io/cache.py", "world.py")
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
 LONG_FILES: tuple[str, ...] = ()
 LONG_FUNCTIONS: tuple[str, ...] = ()
@@ -182,10 +195,7 @@ def test_importing_the_package_or_its_commands_loads_nothing_heavy(module: str) 
 
 @EVERY_FILE
 def test_the_environment_is_read_only_where_it_may_be(path: Path) -> None:
-    if package_of(module_name(path)) == "cli" or relative_path(path) in (
-        *READS_ENVIRONMENT,
-        "training/distributed.py",
-    ):
+    if package_of(module_name(path)) == "cli" or relative_path(path) in (*READS_ENVIRONMENT,):
         return
     names = {node.attr for node in ast.walk(parse_module(path)) if isinstance(node, ast.Attribute)}
     names |= {

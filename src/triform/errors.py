@@ -10,6 +10,8 @@ from pathlib import Path
 class TriformError(Exception):
     """Base class of errors that the user can fix. The command line prints them without a traceback."""
 
+    is_reported = False  # whether it was printed already, by this process or by another one of the same command
+
 
 class ConfigError(TriformError):
     """A setting is unknown, has an invalid value, or contradicts another setting."""
@@ -26,6 +28,10 @@ class DataError(TriformError):
 
 class CheckpointError(TriformError):
     """A run folder or checkpoint is missing, damaged, of an unknown format, or cannot be written."""
+
+
+class FolderInUseError(CheckpointError):
+    """Another process writes to a folder."""
 
 
 class NonFiniteError(CheckpointError):
@@ -45,6 +51,10 @@ class DivergedError(TriformError):
 
 class RunInterruptedError(TriformError):
     """The user stopped training; the message says what was saved and how to continue."""
+
+
+class PeerError(TriformError):
+    """Another process of the same command has failed or has ended."""
 
 
 class WarningText(str):

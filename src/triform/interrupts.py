@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Protocol, TextIO
 
@@ -34,7 +34,11 @@ class Stoppable(Protocol):
 
 @contextmanager
 def handle_signals(
-    trainer: Stoppable | None = None, stream: TextIO | None = None, exit_message: Callable[[], object] | None = None
+    trainer: Stoppable | None = None,
+    stream: TextIO | None = None,
+    exit_message: Callable[[], object] | None = None,
+    *,
+    alone: bool = True,
 ) -> Iterator[None]:
     """Let the first signal stop `trainer`, and a second one raise KeyboardInterrupt.
 
@@ -46,17 +50,21 @@ def handle_signals(
         trainer: What to stop.
         stream: Where to acknowledge a signal; None: standard error.
         exit_message: Returns the message of a process that is ended without its main thread.
+        alone: Whether this is the only process of the command. Several processes do not acknowledge signals, and a
+            second signal does not stop a trainer at once, because each process may get the signal more than once.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
-        if trainer is None or trainer.stop_requested:
+        if trainer is None or (trainer.stop_requested and alone):
             raise KeyboardInterrupt
-        trainer.stop()
+        if not trainer.stop_requested:
+            trainer.stop()
 
-    with _acknowledge_signals(trainer, stream, exit_message), _installed_handlers(on_signal):
+    acknowledgement = _acknowledge_signals(trainer, stream, exit_message) if alone else nullcontext()
+    with acknowledgement, _installed_handlers(on_signal):
         yield
 
 

@@ -22,8 +22,10 @@ from triform.formatting import print_message
 from triform.interrupts import handle_signals
 from triform.reporting.run_report import write_report
 from triform.run import Run, load
-from triform.training.callbacks import MetricsFile
+from triform.training.agreement import compare_processes, share_claim
+from triform.training.callbacks import Callback, MetricsFile
 from triform.training.claim import claim_run_folder, create_default_folder
+from triform.training.distributed_step import require_exact_world_size
 from triform.training.estimate import TrainingEstimate, estimate_training
 from triform.training.freezing import count_trainable
 from triform.training.init_from import apply_base
@@ -33,6 +35,16 @@ from triform.training.run_folder import RunFolder
 from triform.training.setup import initialise_trainer, prepare_data_and_model
 from triform.training.stopping import format_resume_command, interrupted_error, stopped_without_saving_error
 from triform.training.trainer import Trainer
+from triform.world import (
+    broadcast_value,
+    current_world,
+    gather_values_slowly,
+    is_launched,
+    join_world,
+    recall,
+    remember,
+    run_in_order,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +59,7 @@ class RunOptions:
         verify: Check the files of a run to resume or to start from against their digests.
         progress: Where progress is shown; None: standard error.
         quiet: Show no progress.
+        callbacks: Additional observers of the training. See `triform.training.callbacks`.
     """
 
     out: str = ""
@@ -56,6 +69,7 @@ class RunOptions:
     verify: bool = True
     progress: TextIO | None = None
     quiet: bool = False
+    callbacks: Sequence[Callback] = ()
 
     def __post_init__(self) -> None:
         if self.resume and self.overwrite:
@@ -102,26 +116,45 @@ def train(
     """
     option_values = {name: settings.pop(name) for name in RunOptions.__dataclass_fields__ if name in settings}
     options = replace(options or RunOptions(), **option_values)
-    flat_settings = flatten_settings(settings)
-    requested = resolve_settings(task, preset, config, flat_settings)
-    sources = request_sources(task, preset, config, flat_settings)
+    with join_world(resolve_device(options.device)):
+        return _train_in_processes(task, preset, config, options, flatten_settings(settings))
+
+
+def _train_in_processes(
+    task: TaskName, preset: str, config: str | Path | Config | None, options: RunOptions, settings: Settings
+) -> Run:
+    """Train in one process, or in all processes of `join_world`. Only the main one locks the folder and prints."""
+    requested = run_in_order(lambda: resolve_settings(task, preset, config, settings), main_first=True)
+    compare_processes(requested)
+    if requested.get("train.exact"):
+        require_exact_world_size(current_world().size)
+    if requested.get("train.parallel") == "fsdp" and not is_launched():
+        raise ConfigError(
+            "train.parallel=fsdp needs several processes; start them with "
+            "torchrun --nproc-per-node N -m triform train, or leave the setting out"
+        )
+    sources = request_sources(task, preset, config, settings)
     request = {name: (value, sources[name]) for name, value in requested.items()}
-    folder = RunFolder(resolve_out_folder(requested, options), verify=options.verify, request=request)
-    with claim_run_folder(folder, requested, resume=options.resume, overwrite=options.overwrite) as (
-        stored,
-        notices,
-    ):
-        if stored is None or not folder.is_complete(stored):
-            command = format_resume_command(task, folder.path, options.device)
+    options = share_out_folder(requested, options)
+    folder = RunFolder(Path(options.out), verify=options.verify, request=request)
+    with share_claim(folder, requested, resume=options.resume, overwrite=options.overwrite) as (stored, notices):
+        is_complete = stored is not None and folder.is_complete(stored)
+        if not broadcast_value(is_complete):
+            world = current_world()
+            command = format_resume_command(task, folder.path, options.device, n_processes=world.size)
             try:
                 with handle_signals(
-                    stream=options.progress, exit_message=lambda: stopped_without_saving_error([folder], command)
+                    stream=options.progress,
+                    exit_message=lambda: stopped_without_saving_error([folder], command),
+                    alone=world.size == 1,
                 ):
                     _train(folder, requested, stored, options, notices)
             except KeyboardInterrupt:
-                folder.discard_if_unused()
+                if world.is_main:
+                    folder.discard_if_unused()
                 raise stopped_without_saving_error([folder], command) from None
-    return load(folder.path, device=options.device, verify=options.verify)
+        gather_values_slowly(None)  # until the main process has written the report
+        return load(folder.path, device=options.device, verify=options.verify)
 
 
 def estimate(
@@ -155,23 +188,30 @@ def _train(
 ) -> None:
     """Train in a locked folder, from the start or from where the stored run stopped."""
     try:
-        config = stored or build_config(apply_base(requested, verify=options.verify))
+        config = stored or run_in_order(lambda: build_config(apply_base(requested, verify=options.verify)))
         trainer, setup_notices = build_trainer(config, folder, options, resume=stored is not None)
     except (ConfigError, DataError):
         folder.discard_if_unused()
         raise
-    log_start(trainer, (*notices, *setup_notices), options)
+    remember("started", str(folder.path))
+    is_main = current_world().is_main
+    if is_main:
+        log_start(trainer, (*notices, *setup_notices), options)
     try:
         trainer = fit_with_oom_retry(trainer, options)
     except DivergedError as failure:
-        record_divergence(trainer, failure)
+        if is_main:
+            record_divergence(trainer, failure)
         raise
-    finish_run(trainer)
+    if is_main:
+        finish_run(trainer)
     if not trainer.progress.finished:
         raise interrupted_error(
-            trainer.progress.step, format_resume_command(requested["task"], folder.path, options.device)
+            trainer.progress.step,
+            format_resume_command(requested["task"], folder.path, options.device, n_processes=trainer.world.size),
         )
-    folder.delete_tokens()
+    if is_main:
+        folder.delete_tokens()
 
 
 def record_divergence(trainer: Trainer, failure: DivergedError) -> None:
@@ -203,12 +243,13 @@ def fit_with_oom_retry(trainer: Trainer, options: RunOptions) -> Trainer:
     device = trainer.task.device
     memory = free_memory(device) if device.type == "cuda" else 0
     try:
-        with handle_signals(trainer, options.progress):
+        with handle_signals(trainer, options.progress, alone=trainer.world.size == 1):
             trainer.fit()
         return trainer
     except torch.OutOfMemoryError:
         nothing_saved = trainer.folder.latest_checkpoint() is None
-        if not (trainer.config.auto_batch and nothing_saved and micro_batch_size(trainer.task.config) > 1):
+        may_retry = trainer.config.auto_batch and nothing_saved and trainer.world.size == 1
+        if not (may_retry and micro_batch_size(trainer.task.config) > 1):
             raise out_of_memory_error(trainer.task, device, memory) from None
     config, notice = halve_batch(trainer.task.config)
     trainer.release_memory()
@@ -239,16 +280,50 @@ def resolve_out_folder(requested: Settings, options: RunOptions) -> Path:
     return Path(options.out or create_default_folder(requested))
 
 
+def share_out_folder(requested: Settings, options: RunOptions) -> RunOptions:
+    """Return the options with the run folder that the main process chooses.
+
+    If `torchrun` has started the processes again after a failure, they continue the run of the earlier attempt.
+    """
+    if not is_launched():
+        return replace(options, out=str(resolve_out_folder(requested, options)))
+    if earlier_out := recall("started"):
+        return replace(options, out=earlier_out, resume=True, overwrite=False)
+    is_main, earlier_choice = current_world().is_main, recall("out")
+
+    def choose() -> str:
+        return earlier_choice or (str(resolve_out_folder(requested, options).absolute()) if is_main else "")
+
+    out = broadcast_value(run_in_order(choose))
+    remember("out", out)
+    return replace(options, out=out)
+
+
 def build_trainer(
     config: Config, folder: RunFolder, options: RunOptions, *, resume: bool
 ) -> tuple[Trainer, Sequence[str]]:
     """Read the data and build the model. Return a trainer at the step where the run stopped, and notices."""
-    folder_notices = folder.prepare_resume() if resume else ()
+    is_main = current_world().is_main
+    folder_notices = run_in_order(lambda: folder.prepare_resume() if resume and is_main else ())
     prepared = prepare_data_and_model(config, folder, resolve_device(options.device), resume=resume)
     trainer = initialise_trainer(
-        prepared, folder, resume=resume, trainer_class=Trainer, quiet=options.quiet, stream=options.progress
+        prepared,
+        folder,
+        resume=resume,
+        trainer_class=Trainer,
+        quiet=options.quiet,
+        stream=options.progress,
+        callbacks=options.callbacks,
     )
     return trainer, (*folder_notices, *prepared.notices)
+
+
+def describe_processes(trainer: Trainer) -> str:
+    """Return the number of processes and how they train one model; empty for a single process."""
+    if trainer.world.size == 1:
+        return ""
+    parallel = "FSDP" if trainer.train_step.is_sharded else "train.exact" if trainer.config.exact else "DDP"
+    return f", {trainer.world.size} processes ({parallel})"
 
 
 def log_start(trainer: Trainer, notices: Sequence[str], options: RunOptions) -> None:
@@ -262,6 +337,7 @@ def log_start(trainer: Trainer, notices: Sequence[str], options: RunOptions) -> 
     if not options.quiet:
         trainable_text = f", {n_trainable:,} of them trainable," if n_trainable < n_parameters else ""
         size = f"{n_parameters:,} parameters{trainable_text} on {task.device}, {trainer.max_steps} steps"
+        size += describe_processes(trainer)
         for line in (*map(format_notice, notices), f"{task.name}: {size}"):
             print_message(line, options.progress)
     if trainer.folder.latest_checkpoint() is not None:  # the event was emitted when the run started

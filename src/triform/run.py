@@ -25,10 +25,11 @@ from triform.tasks import Dataset, Prediction, Task
 from triform.tasks.batch import split_by_length
 from triform.tasks.language_model_data import with_stride
 from triform.tasks.leaks import training_file_warnings
-from triform.tasks.prediction import Keep
+from triform.tasks.prediction import Keep, validate_keep
 from triform.training.loading import load_latest_task, load_task
 from triform.training.lora_adapter import read_adapter
 from triform.training.run_folder import RunFolder
+from triform.world import SINGLE_PROCESS, World
 
 if TYPE_CHECKING:
     from triform.explain.attention_maps import Explanation
@@ -53,6 +54,7 @@ class Run:
         verify: Whether files are compared with their digests.
         notices: Messages for the user about how the run was opened.
         step: The training step of the weights if the run was opened at its latest checkpoint, else None.
+        world: The processes that share the work of `predict` and `evaluate`. All of them make the same calls.
 
     Example:
         >>> import triform
@@ -71,6 +73,7 @@ class Run:
     verify: bool = True
     notices: tuple[str, ...] = ()
     step: int | None = None
+    world: World = SINGLE_PROCESS
 
     def __repr__(self) -> str:
         n_parameters = count_parameters(self.config, self.task.sizes).total  # torch counts none in int8 layers
@@ -92,6 +95,7 @@ class Run:
         top: int = 0,
         keep: Keep | None = None,
         seed: int | None = None,
+        rows: Sequence[int] | None = None,
         **decode: object,
     ) -> list[Prediction]:
         """Return a label, a continuation or a translation for each text.
@@ -104,6 +108,7 @@ class Run:
             keep: The part to read of a text that is longer than the model's context, "first" or "last". The default
                 is "last" for a language model, which continues the end of a prompt, else "first".
             seed: The random seed for sampling. The default is the seed of the run.
+            rows: The number of each text, from which sampling derives random numbers. The default is 0, 1, 2, …
             **decode: Decoding settings of this call, such as `temperature=0.7` or `beam_size=8`. A setting that
                 only one strategy uses also selects this strategy.
 
@@ -119,10 +124,13 @@ class Run:
             validate_seed(seed)
         if not isinstance(top, int) or isinstance(top, bool) or top < 0:
             raise ConfigError(f"top must be an integer of 0 or more, found {top!r}")
-        validate_keep(keep)
-        settings = self._override_decode(decode)
+        if keep is not None:
+            validate_keep(keep)
+        options: dict[str, Any] = {"decode": self._override_decode(decode), "seed": seed, "top": top, "keep": keep}
         with self.inference_context():
-            return self.task.predictor.predict(texts, decode=settings, seed=seed, top=top, keep=keep)
+            if self.world.size == 1 and rows is None:
+                return self.task.predictor.predict(texts, **options)
+            return self.task.predictor.predict_in_parallel(texts, self.world, rows=rows, **options)
 
     def _override_decode(self, settings: Mapping[str, object]) -> DecodeConfig:
         try:
@@ -205,7 +213,7 @@ class Run:
     def _evaluate_dataset(self, dataset: Dataset, decode: Mapping[str, object]) -> Metrics:
         settings = self._override_decode(decode)
         with self.inference_context():
-            metrics = self.task.evaluator.evaluate(dataset, decode=settings)
+            metrics = self.task.evaluator.evaluate(dataset, decode=settings, world=self.world)
             if not math.isfinite(metrics["loss"]):
                 raise NonFiniteError
         return metrics
@@ -321,12 +329,6 @@ def validate_seed(seed: object) -> None:
     """Refuse a random seed that is not an integer or is out of bounds."""
     coerce_setting("seed", seed)
     validate_bound("seed", seed)  # type: ignore[arg-type]
-
-
-def validate_keep(keep: object) -> None:
-    """Refuse a value that is not "first", "last" or None."""
-    if keep not in (None, *get_args(Keep)):
-        raise ConfigError(f"keep must be {' or '.join(get_args(Keep))}, found {keep!r}")
 
 
 def _validate_checkpoint(checkpoint: object, adapter: str | Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import triform as package
+from triform.cli.usage import describe_url
 from triform.io.digests import record_digests
 from triform.io.run_layout import CHECKPOINT_FILES
 from triform.training.run_folder import RunFolder
@@ -61,7 +62,7 @@ GOOD_ROWS = "text,label\n" + "a fine day,good\na grey day,bad\n" * 10
         (
             "story.txt",
             "once\n",
-            "{path}: a .txt file has no labels; use a .csv, .tsv or .jsonl file with a label column",
+            "{path}: a .txt file has no labels; use a .csv, .tsv, .jsonl or .parquet file with a label column",
         ),
         ("odd.pdf", "text,label\n", "unknown file format '.pdf'; supported formats are .txt, .csv"),
         ("few.csv", GOOD_ROWS + "only a text\n", "{path}, line 22: expected at least 2 columns, found 1"),
@@ -757,3 +758,27 @@ def test_a_run_killed_before_its_config_was_written_can_begin_again(
     run.mkdir()
     shutil.copy(classifier / "tokenizer.json", run)
     assert train("classify", "--data", files.csv, "--out", run, *options).code == 0
+
+
+def test_an_error_of_one_process_is_printed_with_its_rank(
+    triform: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "triform.cli.main.FIRST_PROCESS_SECONDS", 0.0
+    )  # in which torchrun has not ended this process
+    for name, value in {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "3"}.items():
+        monkeypatch.setenv(name, value)
+    assert triform("train", "classify", "--dta", "x.csv").refusal.startswith("rank 3: no such option --dta")
+
+
+def test_the_cause_is_kept_when_token_shards_at_an_address_cannot_be_read(triform: Command) -> None:
+    refusal = triform("train", "generate", "--data", "memory://nowhere/shards", "--device", "cpu").refusal
+    assert refusal.startswith("memory://nowhere/shards: no manifest.json, so these are not token shards")
+    problem = "s3://bucket/shards/manifest.json: s3:// needs another package"
+    assert describe_url(problem, ["train", "--data", "s3://bucket/shards/"]) == problem
+
+
+@pytest.mark.parametrize("option", ["--shards", "--shard-tokens", "--workers"])
+def test_token_shards_need_numbers_of_at_least_one(triform: Command, tmp_path: Path, option: str) -> None:
+    refusal = triform("data", "tokenize", "x.txt", "--out", tmp_path / "out", option, 0).refusal
+    assert refusal.startswith(f"{option}: must be at least 1")

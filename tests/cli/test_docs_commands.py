@@ -22,7 +22,7 @@ Command = DataFiles = Any  # of conftest.py
 ROOT = Path(__file__).parents[2]
 PAGES = {page.name: page for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))}
 # Pages whose Python has a test of its own, with a smaller model or a server.
-RUN_FROM_ELSEWHERE = ("scratch.md", "serving.md", "sklearn.md")
+RUN_FROM_ELSEWHERE = ("scratch.md", "search.md", "serving.md", "sklearn.md")
 TINY = "--set model.d_model=16 --set model.n_layers=1 --set model.n_heads=2 --device cpu"
 BUILTIN_ROWS = 300  # of each built-in set
 
@@ -37,6 +37,7 @@ NOT_RUN = {
     "triform convert export runs/reviews --to onnx": "takes ten seconds; tests/pretrained exports and compares",
     "triform tokenizer import cl100k_base.tiktoken": "needs a published vocabulary; tests/text reads one",
     "triform serve": "runs until it is interrupted; tests/serving starts it",
+    "triform search space.toml --storage postgresql": "needs a server; tests/experiments/search starts one",
     "triform studio": "runs until it is interrupted; tests/serving starts it",
 }
 # What a page says, and what a small model needs instead.
@@ -113,6 +114,7 @@ def _workspace(
     Path("ids.txt").write_text("5 6 7\n")
     for name in ("book.txt", "valid.txt", "a.txt", "b.txt"):
         Path(name).write_text(files.txt.read_text())
+    Path("large.jsonl.gz").write_bytes(gzip.compress(b'{"text": "the soup was lovely"}\n'))
     Path("book.txt.gz").write_bytes(gzip.compress(files.txt.read_bytes()))
     for name in ("train", "dev", "test"):
         shutil.copy(files.source, f"{name}.en")
@@ -182,6 +184,11 @@ def test_the_commands_of_a_page_run(page: str, triform: Command) -> None:
         study = find_blocks(PAGES[page], "toml")[0]
         short = study.replace("max_steps = 600", "max_steps = 2").replace("seeds = 8", "seeds = 2")
         Path("positions.toml").write_text(short.replace("eval_every = 100", "eval_every = 2"))
+    if page == "search.md":
+        space = find_blocks(PAGES[page], "toml")[0]
+        short = space.replace("max_steps = 300, eval_every = 50", "max_steps = 2, eval_every = 2")
+        small = short.replace("trials = 20", "trials = 2\nfinal_seeds = 1").replace("[32, 64, 128]", "[16]")
+        Path("space.toml").write_text(small)
     for command in COMMANDS[page]:
         if not command.startswith("triform "):
             continue  # the next tests look at these
@@ -217,6 +224,12 @@ def test_the_other_commands_of_a_page_name_what_exists(page: str) -> None:
                     assert set(named.split(",")) <= extras.keys(), command
             case [program, *_] if program == ".venv/bin/triform":
                 parse(command)
+            case ["torchrun", *_]:  # tests/distributed starts processes
+                parse(command.partition(" -m ")[2])
+            case ["sbatch", *_, command_of_a_job]:
+                parse(command_of_a_job)
+            case ["torchrun", *_]:  # tests/distributed runs such commands
+                parse(f"triform {command.partition(' -m triform ')[2]}")
             case ["tail" | "curl", *_]:  # tests/serving sends the requests
                 pass
             case ["python", "-m", ("venv" | "pytest"), *_] | ["python" | ".venv/bin/python", *_]:

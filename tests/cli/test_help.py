@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import shlex
 import shutil
@@ -24,8 +25,16 @@ EXAMPLES = [(path, example) for path, command in COMMANDS.items() for example in
 # Examples that need a network, an optional package, a published model, or minutes, or that run until they are
 # interrupted; they are parsed and not run.
 PARSED_ONLY = (
-    *("triform demo", "triform compare", "triform reproduce", "triform convert", "triform data get"),
-    *("triform data check", "triform tokenizer import", "triform vectors evaluate", "triform vectors map"),
+    *(
+        "triform demo",
+        "triform compare",
+        "triform search",
+        "triform reproduce",
+        "triform convert",
+        "triform data get",
+    ),
+    *("triform data check", "triform data verify", "triform tokenizer import"),
+    *("triform vectors evaluate", "triform vectors map"),
     *("triform studio", "triform serve"),  # tests/serving runs them
 )
 SMALL = " --set model.d_model=16 --set model.n_layers=1 --set model.n_heads=2 --max-steps 2 --device cpu"
@@ -112,6 +121,7 @@ def workspace(
     folder = tmp_path_factory.mktemp("workspace")
     for name, run in {"reviews": classifier, "story": writer, "translator": translator}.items():
         shutil.copytree(run, folder / "runs" / name)
+    (folder / "large.jsonl.gz").write_bytes(gzip.compress(b'{"text": "the soup was lovely"}\n'))
     for name in ("reviews.csv", "test.csv", "new.csv"):
         shutil.copy(files.csv, folder / name)
     (folder / "story.txt").write_text(load_text("builtin:stories")[:20_000])

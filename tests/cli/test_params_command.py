@@ -188,3 +188,14 @@ def test_what_cannot_be_counted_is_refused_in_one_line(
     triform: Command, arguments: tuple[object, ...], problem: str
 ) -> None:
     assert problem in triform("params", *arguments).refusal
+
+
+def test_the_memory_of_several_devices_decides_between_ddp_and_fsdp(triform: Any) -> None:
+    arguments = ("params", "--preset", "gpt2-small", "--devices", 4, "--json", "--device-memory")
+    small, large = (triform(*arguments, size).json["devices"] for size in ("2GB", "80GB"))
+    assert (small["auto"], large["auto"]) == ("fsdp", "ddp")
+    assert small["ddp"]["total"] > small["fsdp"]["total"]
+    assert small["ddp"]["weights"] == pytest.approx(4 * small["fsdp"]["weights"], abs=4)
+    assert "train.parallel=auto chooses ddp" in triform(*arguments[:5], "--device-memory", "80GB").out
+    assert "--device-memory needs --devices N" in triform(*arguments[:3], "--device-memory", "80GB").refusal
+    assert "--devices -1: must not be negative" in triform("params", "--preset", "tiny", "--devices", -1).err

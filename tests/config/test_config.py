@@ -484,6 +484,7 @@ def settings_strategy(*, layered: bool) -> st.SearchStrategy[dict[str, Any]]:
         "model.bigram_buckets": st.just(0),
         "train.lora_rank": st.just(0),
         "train.embeddings": st.just(""),
+        "train.parallel": st.sampled_from(["auto", "ddp"]),  # train.exact excludes fsdp
         "model.rotary_scaling": st.just(()),
         "decode.top_p": st.floats(1e-9, 1),
         **{f"data.{name}": st.just("") for name in ("source", "target", "valid_source", "valid_target")},

@@ -87,7 +87,7 @@ def test_a_file_that_may_not_be_read_says_so(
 @pytest.mark.parametrize("suffix", ["", ".pdf", ".gz", ".txt.zip"])
 def test_an_unknown_ending_names_the_known_ones(tmp_path: Path, suffix: str) -> None:
     message = error_message(load_rows, write_file(tmp_path, "data" + suffix, "text,label\na,b\n"))
-    assert ".txt, .csv, .tsv, .jsonl, .ndjson, .json, each also with .gz added" in message
+    assert ".txt, .csv, .tsv, .jsonl, .ndjson, .json, .parquet, each also with .gz or .zst added" in message
 
 
 @pytest.mark.parametrize(
@@ -226,8 +226,12 @@ def test_one_column_is_too_few(tmp_path: Path) -> None:
 
 def test_a_text_file_has_no_labels_and_no_pairs(tmp_path: Path) -> None:
     path = write_file(tmp_path, "a.txt", "words\n")
-    assert error_message(load_rows, path).startswith(": a .txt file has no labels; use a .csv, .tsv or .jsonl")
-    assert error_message(load_pairs, path).startswith(": a .txt file has no pairs; use a .csv, .tsv or .jsonl")
+    assert error_message(load_rows, path).startswith(
+        ": a .txt file has no labels; use a .csv, .tsv, .jsonl or .parquet"
+    )
+    assert error_message(load_pairs, path).startswith(
+        ": a .txt file has no pairs; use a .csv, .tsv, .jsonl or .parquet"
+    )
     source = write_file(tmp_path, "train.en", "words\n")
     assert error_message(load_pairs, source).endswith(" added; write two aligned files as SOURCE,TARGET")
 

@@ -40,7 +40,7 @@ def test_what_is_as_it_was_saved_verifies(folder: Path) -> None:
     (folder / "metrics.jsonl").write_text("longer")
     replace_file(folder, "model.safetensors", b"new")
     assert verify_digests(folder)
-    assert read_digests(folder) == digests._compute_digests(folder, digests.RUN_FILES)
+    assert read_digests(folder) == digests.compute_digests(folder, digests.RUN_FILES)
 
 
 @pytest.mark.parametrize("name", ["config.toml", "tokenizer.json", "model.safetensors", "tokenizer.source.json"])

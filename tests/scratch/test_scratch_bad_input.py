@@ -59,6 +59,8 @@ UNSUPPORTED_TRAIN: dict[str, Any] = {
     "layer_decay": 0.5,
     "freeze_layers": 1,
     "auto_batch": True,
+    "parallel": "ddp",
+    "exact": True,
     "init_from": "a run",
     "embeddings": "vectors.bin",
 }

@@ -17,6 +17,7 @@ import triform
 from triform.config import DecodeConfig
 from triform.errors import ConfigError, DataError
 from triform.run import Run
+from triform.serving import worker as worker_module
 from triform.serving.endpoints import ApiError
 from triform.serving.text_stream import TextStream
 from triform.serving.worker import (
@@ -220,6 +221,23 @@ def test_no_batch_is_larger_than_allowed(runs: dict[str, Run]) -> None:
 
 
 # -- log probabilities, hypotheses, bad requests
+
+
+def test_an_idle_worker_waits_where_rounds_are_long_so_that_requests_start_together(
+    runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(worker_module.ARRIVAL_GAPS, "cpu", 10.0)
+    monkeypatch.setattr(worker_module, "MAX_ARRIVAL_SECONDS", 60.0)
+
+    async def main() -> None:
+        with start_worker(runs["generate"], max_batch=3) as worker:
+            requests = [make_request(runs["generate"], text, GREEDY, max_new_tokens=5) for text in PROMPTS[:3]]
+            first = asyncio.create_task(collect(worker, requests[0]))
+            await asyncio.sleep(0.2)  # without waiting, the first text would be finished by now
+            await asyncio.gather(first, *(collect(worker, request) for request in requests[1:]))
+            assert set(worker.stats.batch_sizes) == {3}
+
+    run_async(main)
 
 
 def test_log_probabilities_arrive_with_their_tokens(runs: dict[str, Run]) -> None:

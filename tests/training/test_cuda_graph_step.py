@@ -22,11 +22,11 @@ from triform.models.decoder import Decoder
 from triform.nn.kernels.sdpa import mask_cache
 from triform.tasks import TASKS, PreparedTask
 from triform.training import graph_cache
+from triform.training.build_step import load_device_dataset
 from triform.training.compilation import compiled_blocks, should_compile
 from triform.training.cuda_graph_step import CudaGraphTrainStep
 from triform.training.freezing import freeze_parameters
 from triform.training.train_step import TrainStep
-from triform.training.trainer import load_device_dataset
 
 WORDS = ["amber", "birch", "cedar", "dune", "ember", "fjord", "grove", "heath", "islet", "jetty"]
 SETTINGS = {

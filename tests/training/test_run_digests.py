@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from triform.errors import CheckpointError, TriformError
 from triform.io.digests import record_digests
-from triform.io.run_layout import CHECKPOINT_FILES, DIGESTS_FILE
+from triform.io.run_layout import CHECKPOINT_FILES, DIGESTS_FILE, STATE_FILE, TENSORS_FILE
 from triform.launch import train
 from triform.run import Run, load
 from triform.training.lora_adapter import METADATA_KEY, read_adapter
@@ -95,7 +95,7 @@ def test_a_run_with_a_mutated_file_is_refused(run: Path, trained_run: Run, name:
         assert "\n" not in refusal
 
 
-@pytest.mark.parametrize("name", [*CHECKPOINT_FILES, DIGESTS_FILE])
+@pytest.mark.parametrize("name", [TENSORS_FILE, STATE_FILE, DIGESTS_FILE])
 def test_a_mutated_checkpoint_is_not_resumed(run: Path, name: str) -> None:
     folder = RunFolder(run)
     checkpoint = folder.latest_checkpoint()

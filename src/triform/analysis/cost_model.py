@@ -9,6 +9,8 @@ from typing import Literal
 from triform.analysis.parameters import GATES, ParameterBudget, evaluate_formula, format_formula
 from triform.config import Config, DataSizes, ModelConfig, OptimizerKind
 
+BF16_WEIGHTS = "weights in bf16"  # the name of the memory for copies of weights
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
@@ -155,7 +157,7 @@ class CostModel:
             yield self._constant_item("adapters", workload.adapters, 4)
         if self.is_bf16:
             yield self._constant_item(
-                "weights in bf16", _count_matmul_parameters(param_budget), 2, note="copies for matrix products"
+                BF16_WEIGHTS, _count_matmul_parameters(param_budget), 2, note="copies for matrix products"
             )
         yield self._constant_item("gradients", n_trainable, 4)
         n_states = (1 if workload.momentum else 0) if workload.optimizer == "sgd" else 2

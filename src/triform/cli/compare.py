@@ -7,6 +7,7 @@ from typing import Annotated
 
 from triform.cli.help import OUTPUT, TRAINING, argument, option
 from triform.cli.options import DeviceOption, JsonOption, QuietOption, print_json
+from triform.cli.workers import WorkersOption, local_workers
 from triform.formatting import echo
 
 
@@ -18,6 +19,7 @@ def compare(
         int | None, option(TRAINING, "N", "Number of seeds for each variant. The default is that of the study.")
     ] = None,
     device: DeviceOption = "auto",
+    workers: WorkersOption = None,
     out: Annotated[
         str, option(OUTPUT, "FOLDER", "Folder for the runs and the report. The default is runs/NAME.")
     ] = "",
@@ -26,11 +28,13 @@ def compare(
 ) -> None:
     """Train variants with the same seeds and test their differences.
 
-    A study that was interrupted continues where it stopped: models that are already in FOLDER are kept.
+    A study that was interrupted continues where it stopped: models that are already in FOLDER are kept. Several
+    machines that share FOLDER share the work if each runs the same command.
 
     Examples:
         triform compare study.toml
         triform compare study.toml --seeds 5 --out runs/dropout
+        triform compare study.toml --workers 2
     """
     from triform.errors import ConfigError
     from triform.experiments.study.runner import compare as run_study
@@ -38,7 +42,18 @@ def compare(
 
     if seeds is not None and seeds < 1:
         raise ConfigError(f"--seeds {seeds}: each variant needs at least 1 seed")
-    result = run_study(study, seeds=seeds or 0, out=out, device=device, quiet=quiet)
+    arguments = ["compare", str(study), "--device", device, "--out", out, *(["--quiet"] if quiet else [])]
+    arguments += ["--seeds", str(seeds)] if seeds else []
+    with local_workers(arguments, workers) as start_workers:
+        result = run_study(
+            study,
+            seeds=seeds or 0,
+            out=out,
+            by_seed=workers is not None,
+            device=device,
+            quiet=quiet,
+            on_start=start_workers,
+        )
     if json_:
         print_json(to_dict(result))
         return

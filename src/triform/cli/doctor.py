@@ -18,9 +18,11 @@ PACKAGES = (
     *("msgspec", "starlette", "uvicorn"),
 )
 OPTIONAL_PACKAGES = {  # the packages of each extra
+    "arrow": ("pyarrow",),
     "export": ("ctranslate2", "onnx", "onnxscript"),
     "hf": ("huggingface_hub",),
     "plot": ("matplotlib",),
+    "search": ("optuna",),
     "sentencepiece": ("sentencepiece",),
     "vectors": ("gensim",),
 }

@@ -15,7 +15,7 @@ from triform.cli.options import (
     NoVerifyOption,
     PrecisionOption,
     RunArgument,
-    load_run,
+    load_shared_run,
     parse_decode_settings,
     print_json,
     print_metrics_table,
@@ -96,24 +96,37 @@ def evaluate(
         raise ConfigError(f"--lengths cannot be combined with {'--stride' if stride else '--baselines'}")
     sets = parse_named_sets([*(data or []), *([f"{source},{target}"] if source else [])])
     decode = parse_decode_settings(set_)
-    loaded_run = load_run(run, device=device, precision=precision, adapter=adapter, no_verify=no_verify)
-    if source and loaded_run.config.task != "translate":
-        raise ConfigError(
-            f"--source and --target are for translate; this run is for {loaded_run.config.task}, so use --data"
-        )
-    sets = sets or ({"test": loaded_run.test_set()} if loaded_run.test_set() else {"valid": ""})
-    metrics: dict[str, Mapping[str, float]] = {}
-    for name, path in sets.items():
-        metrics |= _evaluate_set(loaded_run, name, path, decode, stride, edges)
-    baseline_tables = {name: loaded_run.baselines(path) for name, path in sets.items() if baselines}
-    print_precision_note(loaded_run)
-    if json_:
-        print_json({"run": str(run), **_evaluation_to_dict(loaded_run, metrics, baseline_tables, stride)})
+    options = {"device": device, "precision": precision, "adapter": adapter}
+    with load_shared_run(run, **options, no_verify=no_verify) as loaded_run:
+        if source and loaded_run.config.task != "translate":
+            raise ConfigError(
+                f"--source and --target are for translate; this run is for {loaded_run.config.task}, so use --data"
+            )
+        sets = sets or ({"test": loaded_run.test_set()} if loaded_run.test_set() else {"valid": ""})
+        metrics: dict[str, Mapping[str, float]] = {}
+        for name, path in sets.items():
+            metrics |= _evaluate_set(loaded_run, name, path, decode, stride, edges)
+        if loaded_run.world.is_main:
+            baseline_tables = {name: loaded_run.baselines(path) for name, path in sets.items() if baselines}
+            print_precision_note(loaded_run)
+            _print_evaluation(loaded_run, metrics, baseline_tables, stride, as_json=json_)
+
+
+def _print_evaluation(
+    run: Run,
+    metrics: Mapping[str, Mapping[str, float]],
+    baseline_tables: Mapping[str, BaselineMetrics],
+    stride: int,
+    *,
+    as_json: bool,
+) -> None:
+    if as_json:
+        print_json({"run": str(run.path), **_evaluation_to_dict(run, metrics, baseline_tables, stride)})
         return
     print_metrics_table(metrics, baseline_tables)
     if stride:
-        echo(f"windows of {loaded_run.config.data.max_len} tokens that start every {stride} tokens")
-    if loaded_run.config.task == "translate":
+        echo(f"windows of {run.config.data.max_len} tokens that start every {stride} tokens")
+    if run.config.task == "translate":
         echo(f"bleu: {_bleu_signature()}")
 
 

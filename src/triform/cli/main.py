@@ -10,6 +10,7 @@ import gc
 import os
 import re
 import sys
+import time
 from typing import Annotated, Any
 
 import typer
@@ -29,8 +30,10 @@ from triform.cli.evaluate import evaluate
 from triform.cli.explain import explain
 from triform.cli.help import HelpCommand, HelpGroup
 from triform.cli.params import params
+from triform.cli.plan import plan
 from triform.cli.predict import predict
 from triform.cli.reproduce import reproduce
+from triform.cli.search import search
 from triform.cli.serve import serve
 from triform.cli.settings import settings
 from triform.cli.studio import studio
@@ -46,10 +49,11 @@ from triform.interrupts import EXIT_INTERRUPTED, signals_as_ctrl_c
 OUT_OF_MEMORY_PATTERN = re.compile(
     "allocate memory|not enough memory|bad_alloc|size calculation overflowed|multiplication overflow"
 )
+FIRST_PROCESS_SECONDS = 5.0  # in which the first process on a machine prints an error that all processes have
 COMMANDS: dict[str, tuple[Any, ...]] = {
     "Train and use models": (train, predict, evaluate, explain, studio, serve, convert),
-    "Inspect models and data": (settings, config, params, check, audit),
-    "Run experiments": (compare, reproduce),
+    "Inspect models and data": (settings, config, params, plan, check, audit),
+    "Run experiments": (compare, search, reproduce),
     "Prepare data": (data, tokenizer, vectors),
     "Try out the installation": (demo, doctor),
 }
@@ -116,10 +120,11 @@ def main() -> None:
         if code == EXIT_INTERRUPTED:  # typer turns Ctrl-C into this exit code
             fail("interrupted", code)
         sys.exit(code)
-    except RunInterruptedError as error:
-        fail(str(error), EXIT_INTERRUPTED)
     except TriformError as error:
-        fail(describe_url(str(error), arguments), 2)
+        code = EXIT_INTERRUPTED if isinstance(error, RunInterruptedError) else 2
+        if error.is_reported:
+            sys.exit(code)
+        fail(describe_url(str(error), arguments), code)
     except (KeyboardInterrupt, typer.Abort):
         fail("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:  # the reader of a pipe has closed it, as `head` does
@@ -160,6 +165,15 @@ def describe_resource_error(error: Exception) -> str:
 
 
 def fail(problem: str, code: int) -> None:
-    """End the command with one line on standard error."""
+    """End the command with one line on standard error.
+
+    If all processes of torchrun fail in the same way, only the first one on each machine prints the line: torchrun
+    ends the others while they wait.
+    """
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        if code == EXIT_INTERRUPTED:
+            sys.exit(code)
+        time.sleep(FIRST_PROCESS_SECONDS)
+        problem = f"rank {os.environ.get('RANK', '')}: {problem}"
     echo(f"triform: {' '.join(problem.split(chr(10)))}", err=True)
     sys.exit(code)

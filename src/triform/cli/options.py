@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,6 +94,36 @@ def load_run(
     for notice in run.notices:
         echo(format_notice(notice, info_prefix="note: "), err=True)
     return run
+
+
+@contextmanager
+def load_shared_run(
+    path: Path, *, device: str, precision: str = "auto", adapter: str = "", no_verify: bool = False
+) -> Iterator[Run]:
+    """Load a run in each process that `torchrun` started, for a command whose work they share.
+
+    Only the main process prints inside the `with` block.
+    """
+    from triform.device import resolve_device
+    from triform.world import join_world
+
+    with join_world(resolve_device(device)) as world, silence(not world.is_main):
+        run = load_run(path, device=device, precision=precision, adapter=adapter, no_verify=no_verify)
+        yield replace(run, world=world)
+
+
+@contextmanager
+def silence(silent: bool) -> Iterator[None]:
+    """Print nothing inside the `with` block if `silent` is true."""
+    if not silent:
+        yield
+        return
+    with (
+        Path(os.devnull).open("w", encoding="utf-8") as nowhere,
+        redirect_stdout(nowhere),
+        redirect_stderr(nowhere),
+    ):
+        yield
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from triform.cli.completion import complete_from
 from triform.cli.help import option
@@ -71,6 +71,15 @@ DeviceOption = Annotated[
     ),
 ]
 
+DevicesOption = Annotated[
+    int,
+    option(WORKLOAD, "N", "Also estimate the memory of each of N devices that train together.", show_default=False),
+]
+DeviceMemoryOption = Annotated[
+    str,
+    option(WORKLOAD, "SIZE", "Memory of a device, for example 80GB. The default is that of the first GPU here."),
+]
+
 
 def params(
     run: OptionalRunArgument = None,
@@ -86,6 +95,8 @@ def params(
     optimizer: OptimizerOption = "",
     precision: PrecisionOption = "",
     device: DeviceOption = "cuda",
+    devices: DevicesOption = 0,
+    device_memory: DeviceMemoryOption = "",
     no_verify: NoVerifyOption = False,
     json_: JsonOption = False,
 ) -> None:
@@ -95,16 +106,16 @@ def params(
 
     Examples:
         triform params --preset gpt2-small
-        triform params runs/reviews --batch-size 64 --device cpu
+        triform params --preset gpt2-small --devices 8 --device-memory 80GB
     """
     from triform.analysis.costs import estimate_costs
     from triform.analysis.parameters import count_parameters
     from triform.analysis.reported_counts import is_published_model, reconcile_counts
     from triform.config.settings import parse_assignments
-    from triform.reporting.parameter_report import print_report, report_to_dict
+    from triform.reporting.parameter_report import print_device_memory, print_report, report_to_dict
 
     _validate_non_negative(
-        vocab_size=vocab_size, max_len=max_len, labels=labels, batch_size=batch_size, length=length
+        vocab_size=vocab_size, max_len=max_len, labels=labels, batch_size=batch_size, length=length, devices=devices
     )
     settings = parse_assignments(set_ or [])
     option_settings: Settings = {
@@ -119,12 +130,45 @@ def params(
     arguments = replace(arguments, no_verify=no_verify)
     resolved_config, sizes = resolve_model(arguments)
     param_budget = count_parameters(resolved_config, sizes)
-    costs = estimate_costs(resolved_config, sizes, _build_workload(resolved_config, sizes, length, device))
+    workload = _build_workload(resolved_config, sizes, length, device)
+    costs = estimate_costs(resolved_config, sizes, workload)
+    per_device = _estimate_devices(resolved_config, sizes, workload, devices, device_memory)
     steps = reconcile_counts(param_budget) if is_published_model(resolved_config, sizes) else ()
     if json_:
-        print_json(report_to_dict(arguments.name, resolved_config, param_budget, costs, steps))
+        print_json(report_to_dict(arguments.name, resolved_config, param_budget, costs, steps) | per_device)
         return
     print_report(arguments.name, param_budget, costs, steps)
+    if per_device:
+        print_device_memory(per_device["devices"])
+
+
+def _estimate_devices(
+    config: Config, sizes: DataSizes, workload: Workload, devices: int, device_memory: str
+) -> dict[str, Any]:
+    """Return the memory of each device with DDP and FSDP, and what `train.parallel=auto` chooses if it is known."""
+    if not devices:
+        if device_memory:
+            raise ConfigError("--device-memory needs --devices N, the number of devices that train together")
+        return {}
+    import torch
+
+    from triform.analysis.device_memory import choose_engine, estimate_device_memory
+    from triform.cli.quantities import parse_bytes
+
+    memory_bytes = parse_bytes("--device-memory", device_memory) if device_memory else 0
+    if not memory_bytes and torch.cuda.is_available():
+        memory_bytes = torch.cuda.get_device_properties(0).total_memory
+    part = replace(workload, batch_size=-(-workload.batch_size // devices))
+    estimates = [estimate_device_memory(engine, config, sizes, part, devices) for engine in ("ddp", "fsdp")]
+    return {
+        "devices": {
+            "number": devices,
+            "batch_size": part.batch_size,
+            **{memory.engine: dict(memory.items) | {"total": memory.total} for memory in estimates},
+            "memory": memory_bytes or None,
+            "auto": choose_engine(estimates[0], memory_bytes) if memory_bytes else None,
+        }
+    }
 
 
 def _validate_non_negative(**values: int) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from triform.cli.help import DATA, GENERATION, argument, option
+from triform.cli.help import DATA, GENERATION, argument, flag, option
 from triform.cli.options import (
     AdapterOption,
     DecodeSetOption,
@@ -19,22 +19,31 @@ from triform.cli.options import (
     KeepOption,
     NoVerifyOption,
     PrecisionOption,
+    QuietOption,
     RunArgument,
-    load_run,
+    load_shared_run,
     parse_decode_settings,
     parse_keep,
     print_json,
     print_precision_note,
 )
 from triform.cli.prediction_file import alternative_to_dict, validate_cells, validate_output_path, write_predictions
+from triform.cli.prediction_folder import (
+    PART_ROWS,
+    FolderJob,
+    is_folder_output,
+    predict_to_folder,
+    validate_output_folder,
+)
 from triform.cli.shorthands import TABLE_SETTINGS, with_shorthands
-from triform.errors import DataError
+from triform.errors import ConfigError, DataError
 from triform.formatting import echo, print_table
 
 if TYPE_CHECKING:
     from triform.config import Config, DataConfig, TaskName
     from triform.config.settings import Settings
     from triform.data.inputs import PredictionInputs
+    from triform.run import Run
     from triform.tasks import Prediction
 
 MAX_SHOWN_LABELS = 5
@@ -46,14 +55,31 @@ InputOption = Annotated[
     option(
         DATA,
         "FILE",
-        "Read texts from a table (.csv, .tsv, .jsonl) or from a file with one text per line. - is standard input.",
+        "Read texts from a table (.csv, .tsv, .jsonl, .parquet) or from a file with one text per line, also "
+        "compressed (.gz, .zst). - is standard input.",
         name="--input",
     ),
 ]
 OutputOption = Annotated[
-    Path | None,
-    option(DATA, "FILE", "Write the input rows with their predictions to a .csv, .tsv or .jsonl file."),
+    str,
+    option(
+        DATA,
+        "FILE",
+        "Write the input rows with their predictions to a .csv, .tsv or .jsonl file. A folder, such as out/, gets "
+        "numbered .jsonl parts; the same command continues an interrupted job.",
+        name="--output",
+    ),
 ]
+PartRowsOption = Annotated[
+    int,
+    option(
+        DATA,
+        "N",
+        "Number of rows that are predicted at a time, and that a part of an output folder has.",
+        minimum=1,
+    ),
+]
+RepairOption = Annotated[bool, flag(DATA, "--repair", "Predict the damaged parts of an output folder again.")]
 TopOption = Annotated[
     int,
     option(
@@ -75,7 +101,9 @@ def predict(
     run: RunArgument,
     texts: Annotated[list[str] | None, argument("TEXT", "Texts to predict.")] = None,
     input_: InputOption = "",
-    output: OutputOption = None,
+    output: OutputOption = "",
+    part_rows: PartRowsOption = PART_ROWS,
+    repair: RepairOption = False,
     keep: KeepOption = "",
     set_: DecodeSetOption = None,
     top: TopOption = 0,
@@ -84,48 +112,102 @@ def predict(
     no_verify: NoVerifyOption = False,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
+    quiet: QuietOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Classify, continue or translate text with a trained model.
 
     Give the texts as arguments, as a file with --input, or both. The predictions go to standard output, or with
-    --output to a file.
+    --output to a file or to a folder of numbered parts.
 
     Examples:
         triform predict runs/reviews "A wonderful film." "Too long and too loud."
         triform predict runs/reviews --input new.csv --output predictions.csv
+        triform predict runs/reviews --input large.jsonl.gz --output predictions/
         triform predict runs/story "Once upon a time" --temperature 0.7
         triform predict runs/story "Once upon a time" --max-new-tokens 1 --top 10
     """
+    _validate_files(texts or [], input_, output, repair=repair)
+    decode, table_settings = _split_settings(set_)
+    settings = {**decode, "top": top, "keep": parse_keep(keep), "seed": seed}
+    options = {"device": device, "precision": precision, "adapter": adapter}
+    with load_shared_run(run, **options, no_verify=no_verify) as loaded_run:
+        if is_folder_output(output):
+            _print_unused_settings(loaded_run.config, decode)
+            job = FolderJob(
+                run=loaded_run,
+                input=input_,
+                table_config=_table_config(loaded_run.config, table_settings),
+                output=Path(output),
+                part_rows=part_rows,
+                settings=settings,
+                show=not quiet,
+            )
+            _predict_to_folder(job, repair=repair, as_json=json_)
+            return
+        inputs = collect_inputs(texts or [], input_, loaded_run.config, table_settings)
+        if inputs.description:
+            echo(inputs.description, err=True)
+        if output:
+            validate_cells(Path(output), inputs, loaded_run.config.task, loaded_run.config.data.labels)
+        _print_unused_settings(loaded_run.config, decode)
+        predictions = _predict_in_parts(loaded_run, inputs.texts, part_rows, settings)
+        if loaded_run.world.is_main:
+            if output:
+                write_predictions(Path(output), inputs, predictions, loaded_run.config.task)
+            _print_predictions(loaded_run, predictions, output, top, as_json=json_)
+
+
+def _validate_files(texts: Sequence[str], input_: str, output: str, *, repair: bool) -> None:
+    """Refuse options that do not fit together, and outputs that cannot be written, before anything is loaded."""
     if not texts and not input_:
         raise DataError("there is nothing to predict; give TEXT, --input FILE, or --input - for standard input")
-    if output is not None:
-        validate_output_path(output, input_)
-    decode, table_settings = _split_settings(set_)
-    parse_keep(keep)  # before anything is loaded
-    loaded_run = load_run(run, device=device, precision=precision, adapter=adapter, no_verify=no_verify)
-    inputs = collect_inputs(texts or [], input_, loaded_run.config, table_settings)
-    if inputs.description:
-        echo(inputs.description, err=True)
-    if output is not None:
-        validate_cells(output, inputs, loaded_run.config.task, loaded_run.config.data.labels)
-    _print_unused_settings(loaded_run.config, decode)
-    predictions = loaded_run.predict(inputs.texts, top=top, keep=parse_keep(keep), seed=seed, **decode)
-    print_precision_note(loaded_run)
+    if is_folder_output(output):
+        validate_output_folder(output, texts, input_)
+    elif repair:
+        raise ConfigError("--repair needs an output folder, such as --output predictions/")
+    elif output:
+        validate_output_path(Path(output), input_)
+
+
+def _predict_in_parts(
+    run: Run, texts: Sequence[str], part_rows: int, settings: Mapping[str, Any]
+) -> list[Prediction]:
+    """Predict as many texts at a time as a part of an output folder has, so that both give the same predictions."""
+    predictions: list[Prediction] = []
+    for start in range(0, len(texts), part_rows):
+        part = texts[start : start + part_rows]
+        predictions += run.predict(part, rows=range(start, start + len(part)), **settings)
+    return predictions
+
+
+def _print_predictions(
+    run: Run, predictions: Sequence[Prediction], output: str, top: int, *, as_json: bool
+) -> None:
+    print_precision_note(run)
     for line in summarize_notes(predictions):
         echo(line, err=True)
-    if output is not None:
-        write_predictions(output, inputs, predictions, loaded_run.config.task)
-    if json_:
-        extra = {} if loaded_run.precision == "fp32" else {"precision": loaded_run.precision}
+    if as_json:
+        extra = {} if run.precision == "fp32" else {"precision": run.precision}
         print_json([{**prediction_to_dict(prediction), **extra} for prediction in predictions])
-    elif output is not None:
+    elif output:
         echo(f"{len(predictions)} prediction{'s' * (len(predictions) != 1)} written to {output}")
     else:
         for prediction in predictions:
-            echo(prediction.input * (loaded_run.config.task == "generate") + format_prediction(prediction))
+            echo(prediction.input * (run.config.task == "generate") + format_prediction(prediction))
             if top:
-                print_alternatives(prediction, loaded_run.config.task)
+                print_alternatives(prediction, run.config.task)
+
+
+def _predict_to_folder(job: FolderJob, *, repair: bool, as_json: bool) -> None:
+    summary = predict_to_folder(job, repair=repair)
+    print_precision_note(job.run)
+    if summary["rows_with_notes"] and not as_json:
+        echo(f"note: {summary['rows_with_notes']:,} of {summary['rows']:,} rows have the key notes", err=True)
+    if as_json:
+        print_json(summary)
+    else:
+        echo(f"{summary['rows']:,} predictions written to {job.output} in {summary['parts']:,} parts")
 
 
 def _print_unused_settings(config: Config, decode: dict[str, object]) -> None:
@@ -158,11 +240,14 @@ def _split_settings(assignments: list[str] | None) -> tuple[dict[str, Any], Sett
 def collect_inputs(texts: Sequence[str], input_: str, config: Config, settings: Settings) -> PredictionInputs:
     """Return the texts of the arguments, followed by those of the file, with their rows."""
     from triform.data.inputs import inputs_from_texts, read_inputs
+    from triform.world import current_world
 
     argument_inputs = inputs_from_texts(texts, config.task)
     if not input_:
         return argument_inputs
     if input_ == "-":
+        if current_world().size > 1:
+            raise ConfigError("several processes cannot share standard input; save it in a file for --input")
         file_inputs = inputs_from_texts(_read_standard_input(), config.task)
     else:
         file_inputs = read_inputs(input_, config.task, _table_config(config, settings))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -30,10 +30,13 @@ def validate_output_path(output: Path, input_: str) -> None:
     """Raise a ConfigError if the file cannot be written or is the input file. Called before anything is loaded."""
     if output.suffix.lower() not in SUFFIXES:
         raise ConfigError(
-            f"--output {output}: the file name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+            f"--output {output}: the file name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, "
+            "or in a slash for a folder of parts"
         )
     if output.is_dir():
-        raise ConfigError(f"--output {output}: this is a folder; give a file name")
+        raise ConfigError(
+            f"--output {output}: this is a folder; give a file name, or end it with a slash for a folder of parts"
+        )
     parent = next(folder for folder in output.absolute().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise ConfigError(f"--output {output}: cannot write the file: {parent} is not a writable folder")
@@ -65,35 +68,48 @@ def write_predictions(
 
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        # JSON can spell a lone surrogate, which UTF-8 cannot encode. It is written as JSON's escape.
-        with (
-            atomic_file(output) as temporary_path,
-            temporary_path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
-        ):
+        with atomic_file(output) as temporary_path, open_output(temporary_path) as file:
             if output.suffix.lower() == ".jsonl":
-                _write_jsonl(file, inputs, predictions, PREDICTION_COLUMNS[task])
+                file.writelines(jsonl_lines(inputs.rows, predictions, inputs.column_names, task))
             else:
                 _write_delimited(file, output, inputs, predictions, PREDICTION_COLUMNS[task])
     except OSError as error:
         raise ConfigError(f"--output {output}: cannot write the file: {error.strerror or error}") from None
 
 
-def _write_jsonl(
-    file: IO[str], inputs: PredictionInputs, predictions: Sequence[Prediction], prediction_column: str
-) -> None:
+def open_output(path: Path) -> IO[str]:
+    """Open a file for writing. JSON can spell a lone surrogate, which UTF-8 cannot encode; it stays an escape."""
+    return path.open("w", encoding="utf-8", errors="backslashreplace", newline="")
+
+
+def jsonl_lines(
+    rows: Sequence[dict[str, object]],
+    predictions: Sequence[Prediction],
+    column_names: Sequence[str],
+    task: TaskName,
+) -> Iterator[str]:
+    """Yield a JSON object for each row, with its prediction.
+
+    An object does not depend on other rows, so that a large file can be written in parts.
+
+    Args:
+        rows: The rows of the input.
+        predictions: One for each row.
+        column_names: The names of all columns of the input, which new keys must not have.
+        task: The task, which names the key of the prediction.
+    """
     from triform.data.inputs import make_unique
 
     output_key, probabilities_key, alternatives_key, notes_key = make_unique(
-        [prediction_column, "probabilities", "alternatives", "notes"], reserved=inputs.column_names
+        [PREDICTION_COLUMNS[task], "probabilities", "alternatives", "notes"], reserved=column_names
     )
-    has_notes = any(prediction.notes for prediction in predictions)
-    for row, prediction in zip(inputs.rows, predictions, strict=True):
+    for row, prediction in zip(rows, predictions, strict=True):
         record = {**row, output_key: prediction.output}
         record |= {} if prediction.probabilities is None else {probabilities_key: prediction.probabilities}
         alternatives = [alternative_to_dict(alternative) for alternative in prediction.alternatives]
         record |= {alternatives_key: alternatives} if alternatives else {}
-        record |= {notes_key: list(prediction.notes)} if has_notes else {}
-        file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        record |= {notes_key: list(prediction.notes)} if prediction.notes else {}
+        yield json.dumps(record, ensure_ascii=False, default=str) + "\n"
 
 
 def _write_delimited(
@@ -143,7 +159,13 @@ def _alternative_columns(predictions: Sequence[Prediction]) -> list[str]:
 
 def _format_cell(value: object) -> str:
     """Return a value of a row as text; values that are not text become JSON."""
-    return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
+    return (
+        value
+        if isinstance(value, str)
+        else ""
+        if value is None
+        else json.dumps(value, ensure_ascii=False, default=str)
+    )
 
 
 def _format_csv_cell(cell: str) -> str:

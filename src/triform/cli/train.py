@@ -16,8 +16,9 @@ from triform.formatting import echo, format_duration, format_mean, format_metric
 
 if TYPE_CHECKING:
     from triform.config.settings import Settings
-    from triform.experiments.seeds import SeedResults
+    from triform.experiments.seed_results import SeedResults
     from triform.launch import RunOptions
+    from triform.run import Run
     from triform.training.estimate import TrainingEstimate
 
 OPTION_SETTINGS = {
@@ -114,12 +115,15 @@ def train(
     from triform.experiments.seeds import train_seeds
     from triform.launch import RunOptions, estimate
     from triform.launch import train as launch
+    from triform.world import current_world, refuse_several_processes
 
     files = {"--data": data, "--source": source, "--target": target, "--from": from_, "--embeddings": embeddings}
     settings = _settings(task, set_, files | {"--seed": seed}, valid or [])
     options = RunOptions(
         out=out, resume=resume, overwrite=overwrite, device=device, quiet=quiet, verify=not no_verify
     )
+    if dry_run or seeds is not None:
+        refuse_several_processes(f"triform train {'--dry-run' if dry_run else '--seeds'}")
     if dry_run:
         _validate_dry_run(options, seeds)
         print_estimate(estimate(task, preset=preset, config=config, options=options, **settings), as_json=json_)  # type: ignore[arg-type]
@@ -129,7 +133,13 @@ def train(
         print_seeds(seed_runs, as_json=json_)
         return
     run = launch(task, preset=preset, config=config, options=options, **settings)  # type: ignore[arg-type]
-    if json_:
+    if current_world().is_main:
+        print_run(run, as_json=json_)
+
+
+def print_run(run: Run, *, as_json: bool) -> None:
+    """Print the folder of a trained run and a command that uses it."""
+    if as_json:
         print_json({"run": str(run.path), "task": run.config.task, **run.progress()})
         return
     echo(f"run folder: {run.path}")

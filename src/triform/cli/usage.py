@@ -73,16 +73,25 @@ def _describe_problem(error: Any) -> str:
 
 
 def describe_url(problem: str, arguments: Sequence[str]) -> str:
-    """Return the problem; if it is about an argument that is a URL, return how to fetch the file instead."""
+    """Return the problem; if it is about an argument that is a URL, return how to fetch the file instead.
+
+    Files of data are read from URLs. If that fails, the cause is kept.
+    """
     for argument in arguments:
         match = URL.fullmatch(argument.partition(",")[0])  # translate takes SOURCE,TARGET
         if not match or (match[1] not in problem and str(Path(match[1])) not in problem):
             continue
         url = match[1]
+        if problem.startswith(f"{url.rstrip('/')}/"):  # a file of the folder at the URL, such as a token shard
+            return problem
         if model := PUBLISHED_MODEL.fullmatch(url):
             remedy = f"import the published model with `triform convert import hub:{model[1]} --out RUN`"
+        elif problem.startswith(f"{url}: ") and not url.startswith("http"):
+            return problem
         else:
             remedy = f"fetch the file first, for example with `curl -LO {shlex.quote(url)}`, and give its name"
+            if problem.startswith(f"{url}: "):
+                return f"{problem}; or {remedy}"
         return f"{url}: Triform does not download from a URL; {remedy}"
     return problem
 

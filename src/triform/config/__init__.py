@@ -75,7 +75,7 @@ class DataConfig:
 
     train: str = setting(
         "",
-        "The training file, or builtin:NAME for a built-in dataset.",
+        "The training file, builtin:NAME for a built-in dataset, or a folder of token shards.",
         auto="The built-in dataset of the task.",
         details="The option --data sets it. For translate, SOURCE,TARGET names two aligned files.",
     )
@@ -112,25 +112,25 @@ class DataConfig:
         "",
         "The column that contains the texts: a name, or a number counted from 1.",
         auto="Found by its name or its content.",
-        applies_to="classify and generate, with .csv, .tsv and .jsonl files",
+        applies_to="classify and generate, with tables",
     )
     label_column: str = setting(
         "",
         "The column that contains the labels: a name, or a number counted from 1.",
         auto="Found by its name or its content.",
-        applies_to="classify, with .csv, .tsv and .jsonl files",
+        applies_to="classify, with tables",
     )
     source_column: str = setting(
         "",
         "The column that contains the source sentences: a name, or a number counted from 1.",
         auto="Found by its name, or else the first column.",
-        applies_to="translate, with .csv, .tsv and .jsonl files",
+        applies_to="translate, with tables",
     )
     target_column: str = setting(
         "",
         "The column that contains the translations: a name, or a number counted from 1.",
         auto="Found by its name, or else the second column.",
-        applies_to="translate, with .csv, .tsv and .jsonl files",
+        applies_to="translate, with tables",
     )
     header: AutoBool = setting(
         "auto",

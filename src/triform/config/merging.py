@@ -187,9 +187,14 @@ def _request_layers(
     return [(source, _split_aligned_files(layer, task)) for source, layer in layers]
 
 
+def is_url(path: str) -> bool:
+    """Return whether a path is an address such as `s3://bucket/file.jsonl`."""
+    return "://" in path
+
+
 def absolute_path(path: str) -> str:
-    """Return an absolute path. Names of built-in datasets stay as they are."""
-    return path if path.startswith("builtin:") else str(Path(path).absolute())
+    """Return an absolute path. Names of built-in datasets and addresses stay as they are."""
+    return path if path.startswith("builtin:") or is_url(path) else str(Path(path).absolute())
 
 
 def _absolute_paths(name: str, task: TaskName) -> str:

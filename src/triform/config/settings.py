@@ -347,22 +347,23 @@ def parse_settings(tree: Mapping[str, Any], path: Path) -> Settings:
 
 def to_toml(config: Config, metadata: Mapping[str, object]) -> str:
     """Return a config as TOML text that `read_settings` reads back unchanged."""
-    lines = [f"{name} = {_format_toml_value(value)}" for name, value in metadata.items()]
+    lines = [f"{name} = {format_toml_value(value)}" for name, value in metadata.items()]
     section = ""
     for name, value in flatten_config(config).items():
         head, dot, key = name.rpartition(".")
         if dot and head != section:
             section = head
             lines += ["", f"[{section}]"]
-        lines.append(f"{key} = {_format_toml_value(value)}")
+        lines.append(f"{key} = {format_toml_value(value)}")
     return "\n".join(lines) + "\n"
 
 
-def _format_toml_value(value: object) -> str:
+def format_toml_value(value: object) -> str:
+    """Return a value as TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_format_toml_value, value))}]"
+        return f"[{', '.join(map(format_toml_value, value))}]"
     if isinstance(value, float):
         return repr(value)
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -13,6 +13,7 @@ OptimizerKind = Literal["adam", "adamw", "sgd"]
 ScheduleKind = Literal["constant", "cosine", "linear", "noam", "plateau"]
 TrainPrecision = Literal["auto", "fp32", "bf16"]
 LoraLayers = Literal["all", "attention"]
+ParallelKind = Literal["auto", "ddp", "fsdp"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +170,18 @@ class TrainConfig:
         "Elsewhere `fp32`.",
         details="Recurrent models accept `auto` and `fp32` only.",
     )
+    parallel: ParallelKind = setting(
+        "auto",
+        "How several processes train a model: each with a copy of it (`ddp`), or each with a part of it (`fsdp`).",
+        auto="`ddp` if weights, gradients and optimizer state fit into the memory of a device, else `fsdp`.",
+        applies_to="training with torchrun",
+    )
+    exact: bool = setting(
+        False,
+        "Whether gradients are summed in an order that does not depend on the number of processes.",
+        details="1, 2, 4 and 8 processes then train the same weights, bit by bit, on CPUs. This is slower, because "
+        "each batch is computed in 8 parts on one thread.",
+    )
     eval_every: int | Literal["epoch"] = setting(
         0,
         "The number of steps between validations, or `epoch` for one after every epoch.",
@@ -209,6 +222,10 @@ class TrainConfig:
             not self.lora_rank or self.freeze_layers < 0,
             f"train.lora_rank={self.lora_rank} freezes the whole base model; "
             f"leave out train.freeze_layers={self.freeze_layers}",
+        )
+        require(
+            not (self.exact and self.parallel == "fsdp"),
+            "train.exact=true needs a copy of the model in each process; leave out train.parallel=fsdp",
         )
         require(
             len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),

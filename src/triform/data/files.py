@@ -1,6 +1,7 @@
-r"""Open files and read them as lines or blocks of text.
+r"""Open files and addresses, and read them as lines or blocks of text.
 
-Files are streamed, so they may be larger than memory. Lines end at "\n" only; U+0085 and U+2028 are text.
+A path is a local file, or an address such as `s3://bucket/file.jsonl.zst`, which fsspec reads. Files are streamed,
+so they may be larger than memory. Lines end at "\n" only; U+0085 and U+2028 are text.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeVar, cast
 
-from triform.errors import DataError
+from triform.config.merging import is_url
+from triform.data.remote import open_remote, remote_version
+from triform.errors import DataError, require_package
 
-FileKind = Literal["txt", "csv", "tsv", "jsonl", "builtin"]
+FileKind = Literal["txt", "csv", "tsv", "jsonl", "parquet", "builtin"]
 KIND_BY_SUFFIX: dict[str, FileKind] = {
     ".txt": "txt",
     ".csv": "csv",
@@ -26,7 +30,10 @@ KIND_BY_SUFFIX: dict[str, FileKind] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".json": "jsonl",
+    ".parquet": "parquet",
 }
+COMPRESSION_SUFFIXES = (".gz", ".zst")
+UNSUPPORTED_COMPRESSIONS = (".7z", ".br", ".bz2", ".lz4", ".xz", ".z", ".zip")
 T = TypeVar("T")
 BUILTIN_PREFIX = "builtin:"
 MIN_CACHED_BYTES = 1 << 22  # bytes; results for smaller files are not worth caching
@@ -51,36 +58,42 @@ def detect_kind(path: str, remedy: str = "") -> FileKind:
     if kind := kind_from_name(path):
         return kind
     known_suffixes = ", ".join(KIND_BY_SUFFIX)
-    suffix = _suffix(path)
-    problem = f"unknown file format {suffix!r}" if suffix else "the file name has no suffix"
+    suffix = format_suffix(path)
+    noun = "compression" if suffix in UNSUPPORTED_COMPRESSIONS else "file format"
+    problem = f"unknown {noun} {suffix!r}" if suffix else "the file name has no suffix"
     raise DataError(
-        f"{problem}; supported formats are {known_suffixes}, each also with .gz added{remedy}", path=path
+        f"{problem}; supported formats are {known_suffixes}, each also with .gz or .zst added{remedy}", path=path
     )
 
 
 def kind_from_name(path: str) -> FileKind | None:
     """Return the format that the suffix of a file indicates, or None."""
-    return KIND_BY_SUFFIX.get(_suffix(path))
+    return KIND_BY_SUFFIX.get(format_suffix(path))
 
 
-def _suffix(path: str) -> str:
+def format_suffix(path: str) -> str:
+    """Return the suffix of a file name without that of the compression, in lower case."""
     suffixes = [suffix.lower() for suffix in Path(path).suffixes]
-    if suffixes and suffixes[-1] == ".gz":
+    if suffixes and suffixes[-1] in COMPRESSION_SUFFIXES:
         suffixes.pop()
     return suffixes[-1] if suffixes else ""
 
 
 @contextmanager
-def open_bytes(path: str) -> Iterator[BinaryIO]:
-    """Open a file for reading, decompressed if its name ends in .gz. Errors become a DataError."""
+def open_bytes(path: str, *, decompress: bool = True) -> Iterator[BinaryIO]:
+    """Open a file or an address for reading.
+
+    Args:
+        path: The file.
+        decompress: Decompress a file whose name ends in .gz or .zst.
+
+    Raises:
+        DataError: The file cannot be opened or read.
+    """
     _refuse_special_file(path)
     try:
-        if path.lower().endswith(".gz"):
-            with gzip.open(path, "rb") as unzipped:
-                yield cast(BinaryIO, unzipped)
-        else:
-            with Path(path).open("rb") as file:
-                yield file
+        with open_remote(path) if is_url(path) else Path(path).open("rb") as file:
+            yield _decompress(file, path) if decompress else file
     except FileNotFoundError:
         raise DataError("no such file", path=path) from None
     except IsADirectoryError:
@@ -95,10 +108,24 @@ def open_bytes(path: str) -> Iterator[BinaryIO]:
         raise DataError(f"the file cannot be read: {error.strerror or error}", path=path) from None
 
 
+def _decompress(file: BinaryIO, path: str) -> BinaryIO:
+    """Return the decompressed content of a file whose name indicates a compression."""
+    if path.lower().endswith(".gz"):
+        return cast(BinaryIO, gzip.GzipFile(fileobj=file, mode="rb"))
+    if path.lower().endswith(".zst"):
+        require_package("pyarrow", extra="arrow", purpose=f"{path}: a .zst file")
+        from pyarrow import CompressedInputStream
+
+        return BufferedReader(CompressedInputStream(file, "zstd"), BLOCK_SIZE)
+    return file
+
+
 def _refuse_special_file(path: str) -> None:
     """Refuse pipes and devices, which may never end and cannot be read twice."""
     if "\0" in path:
         raise DataError("a file name cannot contain a NUL character", path=path)
+    if is_url(path):
+        return
     try:
         mode = Path(path).stat().st_mode
     except OSError:
@@ -184,27 +211,34 @@ def count_lines(path: str) -> int:
 
 def memoize_by_file(compute: Callable[[str], T]) -> Callable[[str], T]:
     """Cache the result of a function of a large file until the file changes."""
-    results: dict[tuple[str, int, int, int], T] = {}
+    results: dict[tuple[str, int, str], T] = {}
 
     @wraps(compute)
     def memoized(path: str) -> T:
-        if (size := file_size(path)) < MIN_CACHED_BYTES:
+        size, version = file_version(path)
+        if size < MIN_CACHED_BYTES:
             return compute(path)
-        file_stat = Path(path).stat()
-        key = (path, size, file_stat.st_mtime_ns, file_stat.st_ino)
-        if key not in results:
-            results[key] = compute(path)
-        return results[key]
+        if (path, size, version) not in results:
+            results[path, size, version] = compute(path)
+        return results[path, size, version]
 
     return memoized
 
 
+def file_version(path: str) -> tuple[int, str]:
+    """Return the size of a file in bytes, and a text that changes with the file; 0 if it is not a file."""
+    if is_url(path):
+        return remote_version(path)
+    try:
+        file_stat = Path(path).stat()
+    except (OSError, ValueError):
+        return 0, ""
+    return file_stat.st_size, f"{file_stat.st_mtime_ns} {file_stat.st_ino}"
+
+
 def file_size(path: str) -> int:
     """Return the size of a file in bytes, compressed or not; 0 if it is not a file."""
-    try:
-        return Path(path).stat().st_size
-    except (OSError, ValueError):
-        return 0
+    return file_version(path)[0]
 
 
 @memoize_by_file

@@ -6,13 +6,33 @@ selected, else the one with the same name as in the training table, else the one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import NamedTuple
 
 from triform.config import DataConfig, TaskName
 from triform.data import columns, readers, tables
 from triform.data.files import FileKind, kind_from_name
 from triform.errors import DataError
+
+
+class InputRow(NamedTuple):
+    """A text with its row of the table, and the line on which the row starts."""
+
+    line: int
+    text: str
+    cells: dict[str, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputTable:
+    """A file of texts whose rows are read one at a time."""
+
+    rows: Iterator[InputRow]  # can be read once
+    column_names: list[str]  # in order, no two equal; later objects of a .jsonl file may have more
+    column: str  # the name of the text column
+    description: str = ""  # how the table is read, for the user to check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,25 +47,43 @@ class PredictionInputs:
 
 
 def read_inputs(path: str, task: TaskName, data_config: DataConfig) -> PredictionInputs:
-    """Read the texts of a file.
+    """Read all texts of a file. The arguments and errors are those of `open_inputs`."""
+    table = open_inputs(path, task, data_config)
+    input_rows = list(table.rows)
+    rows = [row.cells for row in input_rows]
+    return PredictionInputs(
+        texts=[row.text for row in input_rows],
+        column_names=list(dict.fromkeys(chain(table.column_names, chain.from_iterable(rows)))),
+        rows=rows,
+        column=table.column,
+        description=table.description,
+    )
+
+
+def open_inputs(path: str, task: TaskName, data_config: DataConfig) -> InputTable:
+    """Open a file of texts.
 
     Args:
-        path: A .csv, .tsv or .jsonl file, each also .gz, is a table; any other file has one text per line.
+        path: A .csv, .tsv, .jsonl or .parquet file, also compressed, is a table. Any other file has one text per
+            line.
         task: For translate the source column is read, otherwise the text column.
         data_config: Data settings of the run, overridden by those of this call.
 
     Raises:
-        DataError: The file cannot be read, is empty, or has no such column.
+        DataError: The file cannot be read, is empty, or has no such column. Problems of later rows are raised when
+            these rows are read.
     """
     kind = kind_from_name(path)
-    if kind not in ("csv", "tsv", "jsonl"):
-        return inputs_from_texts((text for _, text in readers.read_lines(path)), task)
-    inputs = (
-        _read_json_lines(path, task, data_config)
-        if kind == "jsonl"
-        else _read_delimited(path, kind, task, data_config)
+    if kind not in ("csv", "tsv", "jsonl", "parquet"):
+        column = default_column_name(task)
+        lines = (InputRow(line, text, {column: text}) for line, text in readers.read_lines(path))
+        return InputTable(rows=lines, column_names=[column], column=column)
+    table = (
+        _open_records(path, task, data_config)
+        if kind in ("jsonl", "parquet")
+        else _open_delimited(path, kind, task, data_config)
     )
-    return replace(inputs, description=f"{path}: {inputs.description}")
+    return replace(table, description=f"{path}: {table.description}")
 
 
 def inputs_from_texts(texts: Iterable[str], task: TaskName) -> PredictionInputs:
@@ -61,7 +99,7 @@ def default_column_name(task: TaskName) -> str:
     return "source" if task == "translate" else "text"
 
 
-def _read_delimited(path: str, kind: FileKind, task: TaskName, data_config: DataConfig) -> PredictionInputs:
+def _open_delimited(path: str, kind: FileKind, task: TaskName, data_config: DataConfig) -> InputTable:
     def choose_columns(sample: columns.TableRows) -> columns.Columns:
         _check_separator(path, kind, sample[0])
         resolved_config = _with_training_column(sample[0], task, data_config)
@@ -72,16 +110,21 @@ def _read_delimited(path: str, kind: FileKind, task: TaskName, data_config: Data
     default_names = [f"column_{column_number}" for column_number in range(1, len(first_row) + 1)]
     default_names[selected_columns.first] = default_column_name(task)
     names = make_unique(first_row if selected_columns.has_header else default_names)
-    padded_rows = [[*fields, *[""] * (len(names) - len(fields))][: len(names)] for _, fields in rows]
     header_description, column_description = (
         ("a header", repr(first_row[selected_columns.first]))
         if selected_columns.has_header
         else ("no header", selected_columns.first + 1)
     )
-    return PredictionInputs(
-        texts=[fields[selected_columns.first] for fields in padded_rows],
+
+    def iter_rows() -> Iterator[InputRow]:
+        for line, fields in rows:
+            padded_fields = [*fields, *[""] * (len(names) - len(fields))][: len(names)]
+            cells: dict[str, object] = dict(zip(names, padded_fields, strict=True))
+            yield InputRow(line, padded_fields[selected_columns.first], cells)
+
+    return InputTable(
+        rows=iter_rows(),
         column_names=names,
-        rows=[dict(zip(names, fields, strict=True)) for fields in padded_rows],
         column=names[selected_columns.first],
         description=f"{header_description}, texts in column {column_description}",
     )
@@ -100,24 +143,20 @@ def _check_separator(path: str, kind: FileKind, first_row: Sequence[str]) -> Non
             )
 
 
-def _read_json_lines(path: str, task: TaskName, data_config: DataConfig) -> PredictionInputs:
-    key: str | None = None
-    texts: list[str] = []
-    rows: list[dict[str, object]] = []
-    for line, record in tables.read_json_lines(path):
-        if key is None:
-            resolved_config = _with_training_column(list(record), task, data_config)
-            if task == "translate":
-                key = columns.find_source_key(path, list(record), resolved_config)
-            else:
-                key = columns.find_row_keys(path, list(record), resolved_config, labelled=False)[0]
-        texts.append(tables.get_text(path, line, record, key))
-        rows.append(record)
-    assert key is not None  # a file without objects is refused
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return PredictionInputs(
-        texts=texts, column_names=names, rows=rows, column=key, description=f"texts under the key {key!r}"
+def _open_records(path: str, task: TaskName, data_config: DataConfig) -> InputTable:
+    records = tables.read_records(path)
+    first_line, first_record = next(records)  # a file without objects is refused
+    names = list(first_record)
+    resolved_config = _with_training_column(names, task, data_config)
+    if task == "translate":
+        key = columns.find_source_key(path, names, resolved_config)
+    else:
+        key = columns.find_row_keys(path, names, resolved_config, labelled=False)[0]
+    rows = (
+        InputRow(line, tables.get_text(path, line, record, key), record)
+        for line, record in chain([(first_line, first_record)], records)
     )
+    return InputTable(rows=rows, column_names=names, column=key, description=f"texts under the key {key!r}")
 
 
 def _with_training_column(names: Sequence[str], task: TaskName, data_config: DataConfig) -> DataConfig:

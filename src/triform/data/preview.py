@@ -57,9 +57,9 @@ def guess_task(name: str) -> TaskName:
 
 
 def _read_head(path: str, kind: FileKind) -> Sequence[Sequence[str]]:
-    """Return the first rows of a table; of JSON objects, the keys of the first one."""
-    if kind == "jsonl":
-        return [list(next(tables.read_json_lines(path))[1])]
+    """Return the first rows of a table; of JSON and Parquet, the names of its columns."""
+    if kind in ("jsonl", "parquet"):
+        return [list(next(tables.read_records(path))[1])]
     head: list[Sequence[str]] = []
 
     def keep_rows(rows: columns.TableRows) -> columns.Columns:
@@ -78,8 +78,8 @@ def preview_data(task: TaskName, name: str, data_config: DataConfig) -> DataPrev
     """
     is_aligned = task == "translate" and "," in name and not Path(name).exists()
     kind = "builtin" if is_aligned else detect_kind(name)
-    if kind == "jsonl":
-        return _preview_json(task, name, data_config)
+    if kind in ("jsonl", "parquet"):
+        return _preview_records(task, name, data_config)
     if kind in ("csv", "tsv"):
         return _preview_table(task, name, kind, data_config)
     roles = ROLES[task] if task != "generate" else ("text",)
@@ -113,8 +113,8 @@ def _preview_table(task: TaskName, path: str, kind: FileKind, data_config: DataC
     )
 
 
-def _preview_json(task: TaskName, path: str, data_config: DataConfig) -> DataPreview:
-    records = [record for _, record in islice(tables.read_json_lines(path), MAX_PREVIEW_ROWS)]
+def _preview_records(task: TaskName, path: str, data_config: DataConfig) -> DataPreview:
+    records = [record for _, record in islice(tables.read_records(path), MAX_PREVIEW_ROWS)]
     keys = list(records[0])
     if task == "translate":
         selected = columns.find_pair_keys(path, keys, data_config)
@@ -130,4 +130,6 @@ def _preview_json(task: TaskName, path: str, data_config: DataConfig) -> DataPre
 
 
 def _format_cell(value: object) -> str:
-    return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,8 +1,8 @@
 """Read labelled texts, pairs of texts and chunks of plain text from files and built-in datasets.
 
-A path is a .txt, .csv, .tsv or .jsonl (.ndjson, .json) file, each also with .gz added, or `builtin:NAME[/SPLIT]`.
-Files are streamed, and a DataError names the file and the line of a problem. `triform.data.columns` finds the
-columns of a table.
+A path is a .txt, .csv, .tsv, .jsonl (.ndjson, .json) or .parquet file, each also with .gz or .zst added, the
+address of such a file, or `builtin:NAME[/SPLIT]`. Files are streamed, and a DataError names the file and the line
+of a problem. `triform.data.columns` finds the columns of a table.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from triform.data.files import (
     iter_numbered_lines,
     iter_text_blocks,
 )
+from triform.data.shards import fingerprint_shards, has_manifest
 from triform.errors import DataError
 
 
@@ -82,11 +83,12 @@ def read_rows(path: str, data_config: DataConfig, *, labelled: bool = True) -> I
     elif kind == "txt":
         if labelled:
             raise DataError(
-                "a .txt file has no labels; use a .csv, .tsv or .jsonl file with a label column", path=path
+                "a .txt file has no labels; use a .csv, .tsv, .jsonl or .parquet file with a label column",
+                path=path,
             )
         cells = ((line, text, "") for line, text in read_lines(path))
-    elif kind == "jsonl":
-        cells = _read_json_rows(path, data_config, labelled=labelled)
+    elif kind in ("jsonl", "parquet"):
+        cells = _read_record_rows(path, data_config, labelled=labelled)
     else:
         cells = tables.read_cells(
             path, kind, lambda sample: columns.find_row_columns(path, sample, data_config, labelled=labelled)
@@ -124,10 +126,13 @@ def _read_builtin_rows(path: str, *, labelled: bool) -> Iterator[tables.Numbered
             yield line, text, ""
 
 
-def _read_json_rows(path: str, data_config: DataConfig, *, labelled: bool) -> Iterator[tables.NumberedCells]:
+def _read_record_rows(path: str, data_config: DataConfig, *, labelled: bool) -> Iterator[tables.NumberedCells]:
+    def find_keys(names: list[str]) -> tuple[str, str]:
+        return columns.find_row_keys(path, names, data_config, labelled=labelled)
+
     keys: tuple[str, str] | None = None
-    for line, record in tables.read_json_lines(path):
-        keys = keys or columns.find_row_keys(path, list(record), data_config, labelled=labelled)
+    for line, record in tables.read_records(path, find_keys):
+        keys = keys or find_keys(list(record))
         text = tables.get_text(path, line, record, keys[0])
         if labelled or record.get(keys[1]) is not None:
             yield line, text, tables.get_label(path, line, record, keys[1])
@@ -144,22 +149,25 @@ def read_pairs(path: str, data_config: DataConfig) -> Iterator[TextPair]:
         cells = ((line, *pair) for line, pair in enumerate(builtin_sets.load_pairs(path), 1))
     elif kind == "txt":
         raise DataError(
-            "a .txt file has no pairs; use a .csv, .tsv or .jsonl file with two columns, "
+            "a .txt file has no pairs; use a .csv, .tsv, .jsonl or .parquet file with two columns, "
             "or data.source and data.target for two aligned files",
             path=path,
         )
-    elif kind == "jsonl":
-        cells = _read_json_pairs(path, data_config)
+    elif kind in ("jsonl", "parquet"):
+        cells = _read_record_pairs(path, data_config)
     else:
         cells = tables.read_cells(path, kind, lambda sample: columns.find_pair_columns(path, sample, data_config))
     for line, source, target in cells:
         yield TextPair(source, target, line)
 
 
-def _read_json_pairs(path: str, data_config: DataConfig) -> Iterator[tables.NumberedCells]:
+def _read_record_pairs(path: str, data_config: DataConfig) -> Iterator[tables.NumberedCells]:
+    def find_keys(names: list[str]) -> tuple[str, str]:
+        return columns.find_pair_keys(path, names, data_config)
+
     keys: tuple[str, str] | None = None
-    for line, record in tables.read_json_lines(path):
-        keys = keys or columns.find_pair_keys(path, list(record), data_config)
+    for line, record in tables.read_records(path, find_keys):
+        keys = keys or find_keys(list(record))
         source, target = (tables.get_text(path, line, record, key) for key in keys)
         yield line, source, target
 
@@ -323,6 +331,8 @@ def read_lines(path: str) -> Iterator[tuple[int, str]]:
 
 def fingerprint(path: str) -> str:
     """Return a short hash of the content, which shows whether data has changed."""
+    if has_manifest(path):
+        return fingerprint_shards(path)
     if not path.startswith(BUILTIN_PREFIX):
         return content_sha256(path)[:16]
     content = (

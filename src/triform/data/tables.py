@@ -1,4 +1,4 @@
-"""Read the rows of CSV, TSV and JSON Lines files, with the line on which each row starts."""
+"""Read the rows of CSV, TSV, JSON Lines and Parquet files, with the line on which each row starts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 
 from triform.data.columns import Columns, TableRows, format_names
-from triform.data.files import MAX_LINE_BYTES, FileKind, iter_numbered_lines, iter_text_lines
-from triform.errors import DataError
+from triform.data.files import (
+    MAX_LINE_BYTES,
+    FileKind,
+    iter_numbered_lines,
+    iter_text_lines,
+    kind_from_name,
+    open_bytes,
+)
+from triform.errors import DataError, require_package
 
 MAX_SAMPLE_ROWS = 1000
 MAX_SAMPLE_CHARS = 1 << 22
+PARQUET_BATCH_ROWS = 256  # rows that are converted at once
 
 NumberedRow = tuple[int, list[str]]
 NumberedCells = tuple[int, str, str]
@@ -121,6 +129,45 @@ def _validate_width(
         raise DataError(f"expected {width} columns, found {n_fields}; {remedy}", path=path, line=line)
 
 
+def read_records(
+    path: str, select_columns: Callable[[list[str]], Sequence[str]] = lambda names: names
+) -> Iterator[tuple[int, JsonObject]]:
+    """Yield the objects of a JSON Lines file, or the rows of a Parquet file as objects.
+
+    Args:
+        path: The file.
+        select_columns: Returns which columns of a Parquet file are read, given the names of all of them. Those that
+            the file does not have are left out.
+    """
+    if kind_from_name(path) == "parquet":
+        return _read_parquet_rows(path, select_columns)
+    return read_json_lines(path)
+
+
+def _read_parquet_rows(
+    path: str, select_columns: Callable[[list[str]], Sequence[str]]
+) -> Iterator[tuple[int, JsonObject]]:
+    """Yield the rows of a Parquet file, counted from 1. One row group is in memory at a time."""
+    require_package("pyarrow", extra="arrow", purpose=f"{path}: a .parquet file")
+    from pyarrow import ArrowException, parquet
+
+    row = 0
+    with open_bytes(path) as file:
+        try:
+            table = parquet.ParquetFile(file)
+            names = list(table.schema_arrow.names)
+            selected = [name for name in select_columns(names) if name in names]
+            for batch in table.iter_batches(batch_size=PARQUET_BATCH_ROWS, columns=selected, use_threads=False):
+                for record in batch.to_pylist():
+                    row += 1
+                    yield row, record
+        except (ArrowException, UnicodeDecodeError) as error:
+            reason = str(error).partition("\n")[0]
+            raise DataError(f"the Parquet file is damaged or is not one ({reason})", path=path) from None
+    if not row:
+        raise DataError("the file is empty", path=path)
+
+
 def read_json_lines(path: str) -> Iterator[tuple[int, JsonObject]]:
     """Yield the JSON object of every line that is not blank."""
     has_objects = False
@@ -152,7 +199,9 @@ def get_text(path: str, line: int, record: JsonObject, key: str) -> str:
     """Return the text under a key. Any other type of value is an error."""
     value = _get_value(path, line, record, key)
     if not isinstance(value, str):
-        raise DataError(f"expected a text under {key!r}, found {json.dumps(value)[:40]}", path=path, line=line)
+        raise DataError(
+            f"expected a text under {key!r}, found {json.dumps(value, default=str)[:40]}", path=path, line=line
+        )
     return _require_encodable(path, line, key, value)
 
 
@@ -161,7 +210,9 @@ def get_label(path: str, line: int, record: JsonObject, key: str) -> str:
     value = _get_value(path, line, record, key)
     if not isinstance(value, str | int | float):
         raise DataError(
-            f"expected a text or a number under {key!r}, found {json.dumps(value)[:40]}", path=path, line=line
+            f"expected a text or a number under {key!r}, found {json.dumps(value, default=str)[:40]}",
+            path=path,
+            line=line,
         )
     return _require_encodable(path, line, key, str(value))
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import triform
-from triform.data.files import BLOCK_SIZE, MIN_CACHED_BYTES, content_sha256, file_size
+from triform.data.files import BLOCK_SIZE, MIN_CACHED_BYTES, content_sha256, file_size, format_suffix
 from triform.errors import CheckpointError
 from triform.io.cache import cache_folder
 from triform.io.files import atomic_folder
@@ -40,11 +40,14 @@ class TokenCache:
     """Cached results for some files, in the user's cache if the files are large, else in the run folder.
 
     Files inside the run folder are never cached, because they disappear with it. Messages for the user are added to
-    `notices`.
+    `notices`. Only one of several processes writes to the run folder; it has filled it before the others read it.
     """
 
-    def __init__(self, files: Sequence[str], fallback_folder: Path, notices: list[str]) -> None:
+    def __init__(
+        self, files: Sequence[str], fallback_folder: Path, notices: list[str], *, is_writer: bool = True
+    ) -> None:
         self.files, self.fallback_folder, self.notices = files, fallback_folder, notices
+        self.is_writer = is_writer  # to the run folder
 
     @property
     def is_large(self) -> bool:
@@ -61,6 +64,8 @@ class TokenCache:
             (folder / VALUE_FILE).write_text(json.dumps(compute()), encoding="utf-8")
 
         def read(folder: Path) -> T:
+            if folder == self.fallback_folder and not self.is_writer:  # it may have another value
+                return compute()
             value: T = json.loads((folder / VALUE_FILE).read_text(encoding="utf-8"))
             return value
 
@@ -91,6 +96,8 @@ class TokenCache:
                 reason = getattr(error, "strerror", None) or str(error)
                 if not any(notice.startswith(message) for notice in self.notices):
                     self.notices.append(f"{message}: {reason}")
+        if not self.is_writer:
+            return self.fallback_folder
         try:
             self.fallback_folder.mkdir(parents=True, exist_ok=True)
             build(self.fallback_folder)
@@ -103,7 +110,7 @@ class TokenCache:
             base = cache_folder()
         except RuntimeError:  # the user has no home folder
             return None
-        files = [(content_sha256(name), Path(name.removesuffix(".gz")).suffix) for name in self.files]
+        files = [(content_sha256(name), format_suffix(name)) for name in self.files]
         description = json.dumps([CACHE_FORMAT, triform.__version__, files, key], sort_keys=True)
         return base / hashlib.sha256(description.encode()).hexdigest()[:32]
 

@@ -56,7 +56,7 @@ class TokenStore:
                 lengths.append(batch.lengths)
             return cls(np.concatenate(tokens), np.cumsum(np.concatenate(lengths)))
         try:
-            _write_store(path, batches, dtype)
+            write_store(path, batches, dtype)
         except OSError as error:
             raise CheckpointError(f"{path} cannot be written: {error.strerror or error}") from None
         return cls.open(path)
@@ -170,7 +170,7 @@ def _cast_tokens(tokens: Tokens, dtype: np.dtype[Any]) -> Tokens:
     return tokens.astype(dtype.newbyteorder("<"), copy=False)
 
 
-def _write_store(path: Path, batches: Iterable[TokenRows], dtype: np.dtype[Any]) -> None:
+def write_store(path: Path, batches: Iterable[TokenRows], dtype: np.dtype[Any]) -> None:
     """Stream tokens and offsets to their files. The index is renamed last, which completes the store."""
     tokens_path, index_path = _store_paths(path)
     path.parent.mkdir(parents=True, exist_ok=True)

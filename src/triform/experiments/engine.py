@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,18 @@ from typing import Any
 from triform.config.settings import Settings
 from triform.data.files import BUILTIN_PREFIX
 from triform.data.readers import fingerprint
-from triform.errors import DivergedError, RunInterruptedError
+from triform.errors import CheckpointError, DivergedError, FolderInUseError, RunInterruptedError
 from triform.experiments.seeds import format_failures, train_seed_list
 from triform.formatting import print_message
 from triform.io.errors import damaged_error, write_run_text
 from triform.io.files import write_text
-from triform.io.locks import folder_lock
+from triform.io.locks import find_lock_holder, folder_lock
 from triform.launch import RunOptions, write_untrained_run
 from triform.run import Run, load
 from triform.training.run_folder import RunFolder
 
 JsonDict = dict[str, Any]
+POLL_SECONDS = 1.0  # between two looks at the runs of other workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,15 +91,21 @@ class VariantResult:
 
 
 @contextmanager
-def experiment_folder(path: Path, purpose: str, resume_command: str, options: RunOptions) -> Iterator[None]:
-    """Lock the folder of an experiment. The error of an interruption names the command that resumes it."""
-    with folder_lock(path, purpose) as notice:
+def experiment_folder(path: Path, purpose: str, options: RunOptions, *, wait: bool = False) -> Iterator[None]:
+    """Lock the folder of an experiment; with `wait`, after other processes have released it."""
+    with folder_lock(path, purpose, wait=wait) as notice:
         if notice and not options.quiet:
             print_message(notice, options.progress)
-        try:
-            yield
-        except (RunInterruptedError, KeyboardInterrupt):  # during training or during evaluation
-            raise RunInterruptedError(f"stopped; finished work is kept; to resume, run: {resume_command}") from None
+        yield
+
+
+@contextmanager
+def name_resume_command(command: str) -> Iterator[None]:
+    """Let the error of an interruption name the command that resumes the experiment."""
+    try:
+        yield
+    except (RunInterruptedError, KeyboardInterrupt):  # during training or during evaluation
+        raise RunInterruptedError(f"stopped; finished work is kept; to resume, run: {command}") from None
 
 
 def run_variants(
@@ -114,18 +121,89 @@ def run_variants(
     """
     for spec in specs:
         timer = PersistentTimer(spec.folder / "seconds.json")
-        _train_variant(spec, timer, options, ensemble=ensemble)
-        yield VariantResult(
-            spec=spec, runs=tuple(_evaluate_variant(spec, evaluation, options)), seconds=timer.total_seconds
-        )
+        train_variant(spec, timer, options, ensemble=ensemble, quiet=options.quiet)
+        runs = tuple(_evaluate_run(spec, seed, evaluation, options) for seed in spec.seeds)
+        yield VariantResult(spec=spec, runs=runs, seconds=timer.total_seconds)
+
+
+def share_variants(
+    specs: Sequence[VariantSpec], evaluation: Evaluation, options: RunOptions, *, by_seed: bool
+) -> list[VariantResult]:
+    """Train and evaluate variants together with all other processes that do the same in the same folders.
+
+    A process takes work whose run folders no other process has locked, and ends when all work is finished. The
+    locks of a process that dies are released, and another process continues its runs from their checkpoints.
+
+    Args:
+        specs: The variants.
+        evaluation: What each run is evaluated on.
+        options: Device and progress output.
+        by_seed: Take single runs. Otherwise take whole variants, and train the seeds of small models together.
+    """
+    units = list(specs)
+    if by_seed:
+        units = [
+            replace(spec, seeds=(seed,), title=f"variant {spec.name}, seed {seed}")
+            for spec in specs
+            for seed in spec.seeds
+        ]
+    announced = options.quiet
+    while units:
+        waiting = [unit for unit in units if not _finish_unit(unit, evaluation, options, by_seed=by_seed)]
+        if len(waiting) == len(units):
+            if not announced:
+                print_message("waiting for the runs of other workers", options.progress)
+                announced = True
+            time.sleep(POLL_SECONDS)
+        units = waiting
+    return [_collect_variant(spec, evaluation, options) for spec in specs]
+
+
+def _finish_unit(unit: VariantSpec, evaluation: Evaluation, options: RunOptions, *, by_seed: bool) -> bool:
+    """Train and evaluate the runs of a unit. Return False if another process is working on them."""
+    if _is_locked(unit):
+        return False
+    try:
+        timer = nullcontext() if by_seed else PersistentTimer(unit.folder / "seconds.json")
+        train_variant(unit, timer, options, ensemble=not by_seed, quiet=options.quiet or by_seed)
+        for seed in unit.seeds:
+            if _pending_sets(unit, seed, evaluation):
+                with _run_folder(unit, seed).lock("evaluating"):
+                    _evaluate_run(unit, seed, evaluation, options)
+    except FolderInUseError:
+        return False
+    except (CheckpointError, FileNotFoundError):
+        if _is_locked(unit):  # another process has started, and replaces the checkpoint that was read here
+            return False
+        raise
+    return True
+
+
+def _is_locked(unit: VariantSpec) -> bool:
+    """Return whether a process writes to a run folder of the unit."""
+    return any(find_lock_holder(_run_folder(unit, seed).path) for seed in unit.seeds)
+
+
+def _collect_variant(spec: VariantSpec, evaluation: Evaluation, options: RunOptions) -> VariantResult:
+    """Return the result of a variant whose runs are finished."""
+    runs = tuple(_evaluate_run(spec, seed, evaluation, options) for seed in spec.seeds)
+    seconds_file = spec.folder / "seconds.json"  # exists if the seeds were trained together
+    run_seconds = sum(float(run.progress().get("seconds", 0.0)) for run in runs)
+    seconds = PersistentTimer(seconds_file).total_seconds if seconds_file.exists() else run_seconds
+    return VariantResult(spec=spec, runs=runs, seconds=seconds)
 
 
 def _run_folder(spec: VariantSpec, seed: int) -> RunFolder:
     return RunFolder(spec.folder / f"seed-{seed}")
 
 
-def _train_variant(spec: VariantSpec, timer: PersistentTimer, options: RunOptions, *, ensemble: bool) -> None:
-    """Train the seeds that are not finished. A run that has diverged would diverge again and is skipped."""
+def train_variant(
+    spec: VariantSpec, timer: AbstractContextManager[None], options: RunOptions, *, ensemble: bool, quiet: bool
+) -> None:
+    """Train the seeds that are not finished. A run that has diverged would diverge again and is skipped.
+
+    With `quiet`, the progress of training is not shown; titles and failures are.
+    """
     seeds = [seed for seed in spec.seeds if not failure_reason(_run_folder(spec, seed))]
     folders = [_run_folder(spec, seed) for seed in seeds]
     if all(folder.config_file.exists() and folder.is_complete() for folder in folders):
@@ -136,11 +214,10 @@ def _train_variant(spec: VariantSpec, timer: PersistentTimer, options: RunOption
         for seed, folder in zip(seeds, folders, strict=True):
             write_untrained_run(spec.settings | {"seed": seed}, replace(options, out=str(folder.path)))
         return
-    resume = any(folder.config_file.exists() for folder in folders)
-    options = replace(options, out=str(spec.folder), resume=resume)
+    train_options = replace(options, out=str(spec.folder), resume=True, quiet=quiet)
     try:
         with timer:
-            train_seed_list(spec.folder, spec.settings, seeds, options, ensemble=ensemble)
+            train_seed_list(spec.folder, spec.settings, seeds, train_options, ensemble=ensemble)
     except DivergedError as error:
         if not any(failure_reason(folder) for folder in folders):
             raise
@@ -148,26 +225,31 @@ def _train_variant(spec: VariantSpec, timer: PersistentTimer, options: RunOption
             print_message(f"{spec.name}: {error}", options.progress)
 
 
-def _evaluate_variant(spec: VariantSpec, evaluation: Evaluation, options: RunOptions) -> Iterator[SeedResult]:
-    announced = options.quiet
-    for seed in spec.seeds:
-        folder = _run_folder(spec, seed)
-        if failure := failure_reason(folder):
-            yield SeedResult(seed=seed, folder=folder, failure=failure)
-            continue
-        cache = EvaluationCache(folder, str(spec.settings["task"]))
-        entries = {name: cache.get(name, file, evaluation.metric) for name, file in evaluation.eval_sets.items()}
-        pending = [name for name, entry in entries.items() if entry is None]
-        if pending and not announced:
+def _pending_sets(spec: VariantSpec, seed: int, evaluation: Evaluation) -> list[str]:
+    """Return the sets on which a run must still be evaluated."""
+    folder = _run_folder(spec, seed)
+    if failure_reason(folder):
+        return []
+    cache = EvaluationCache(folder, str(spec.settings["task"]))
+    return [name for name, file in evaluation.eval_sets.items() if not cache.get(name, file, evaluation.metric)]
+
+
+def _evaluate_run(spec: VariantSpec, seed: int, evaluation: Evaluation, options: RunOptions) -> SeedResult:
+    """Return the result of a trained run. It is evaluated on the sets that are pending."""
+    folder = _run_folder(spec, seed)
+    if failure := failure_reason(folder):
+        return SeedResult(seed=seed, folder=folder, failure=failure)
+    cache = EvaluationCache(folder, str(spec.settings["task"]))
+    if pending := _pending_sets(spec, seed, evaluation):
+        if seed == spec.seeds[0] and not options.quiet:
             print_message(f"evaluating {spec.name} on {', '.join(pending)}", options.progress)
-            announced = True
-        if pending:
-            run = load(folder.path, device=options.device)
-            for name in pending:
-                file = evaluation.eval_sets[name]
-                entries[name] = cache.add(name, file, evaluation.evaluate(run, name, file), run.precision)
-        evaluations = {name: entry for name, entry in entries.items() if entry is not None}
-        yield SeedResult(seed=seed, folder=folder, evaluations=evaluations)
+        run = load(folder.path, device=options.device)
+        for name in pending:
+            file = evaluation.eval_sets[name]
+            cache.add(name, file, evaluation.evaluate(run, name, file), run.precision)
+    entries = {name: cache.get(name, file, evaluation.metric) for name, file in evaluation.eval_sets.items()}
+    evaluations = {name: entry for name, entry in entries.items() if entry is not None}
+    return SeedResult(seed=seed, folder=folder, evaluations=evaluations)
 
 
 def failure_reason(folder: RunFolder) -> str:
@@ -225,13 +307,19 @@ class PersistentTimer:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.total_seconds = float(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else 0.0
+        self.total_seconds = self._read()
+
+    def _read(self) -> float:
+        return float(json.loads(self.path.read_text(encoding="utf-8"))) if self.path.exists() else 0.0
 
     def __enter__(self) -> None:
         self.start = time.perf_counter()
 
     def __exit__(self, *exc_info: object) -> None:
-        self.total_seconds += time.perf_counter() - self.start
+        if isinstance(exc_info[1], FolderInUseError):  # nothing was trained here
+            return
+        # Another worker may have added its time meanwhile.
+        self.total_seconds = self._read() + time.perf_counter() - self.start
         if self.path.parent.is_dir():
             write_text(self.path, json.dumps(self.total_seconds))
 

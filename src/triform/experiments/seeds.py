@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from triform.config.merging import flatten_settings
 from triform.config.settings import Settings, build_config
 from triform.device import resolve_device
 from triform.errors import CheckpointError, ConfigError, DataError, DivergedError, format_notice
-from triform.evaluation.statistics import SampleSummary, summarise
+from triform.experiments.seed_results import SeedResults, collect_results
 from triform.formatting import print_message
 from triform.interrupts import handle_signals
 from triform.io.run_layout import CONFIG_FILE
@@ -30,7 +29,6 @@ from triform.launch import (
     resolve_out_folder,
     resolve_settings,
 )
-from triform.run import Run, load
 from triform.tasks import TASKS, PreparedTask
 from triform.training.aggregate_progress import AggregateProgress
 from triform.training.claim import claim_run_folder
@@ -41,27 +39,6 @@ from triform.training.run_folder import RunFolder
 from triform.training.setup import build_display, initialise_trainer, prepare_data_and_model
 from triform.training.stopping import format_resume_command, interrupted_error, stopped_without_saving_error
 from triform.training.trainer import Trainer
-
-TRAINING_LOSS = "training loss"  # the metric if there is no validation data
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeedResults:
-    """Runs that differ only in their seeds, with the validation metric of each."""
-
-    path: Path
-    folders: tuple[Path, ...]
-    metric: str
-    values: tuple[float, ...]  # for the best weights of each run; the last ones without validation data
-
-    @property
-    def summary(self) -> SampleSummary:
-        """Mean, standard deviation and 95 % interval of the metric."""
-        return summarise(self.values)
-
-    def runs(self, *, device: str = "auto", verify: bool = True) -> list[Run]:
-        """Load the runs."""
-        return [load(folder, device=device, verify=verify) for folder in self.folders]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +93,24 @@ def train_seeds(
     out = resolve_out_folder(requested, options)
     first_seed = build_config(requested).seed
     seed_options = f" --seeds {seeds}" + (f" --seed {first_seed}" if first_seed else "")
-    seed_runs = train_seed_list(out, requested, range(first_seed, first_seed + seeds), options, seed_options)
+    seed_list = range(first_seed, first_seed + seeds)
+    if options.resume:
+        _require_runs(out, seed_list)
+    with RunFolder(out).lock(f"training {task} with several seeds") as notice:
+        if notice and not options.quiet:
+            print_message(notice, options.progress)
+        seed_runs = train_seed_list(out, requested, seed_list, options, seed_options)
     return collect_results(out, [seed_run.folder for seed_run in seed_runs])
+
+
+def _require_runs(out: Path, seeds: Sequence[int]) -> None:
+    """Raise `CheckpointError` if there is no run to resume."""
+    if not out.is_dir():
+        raise CheckpointError(f"{out}: nothing to resume, because there is no such folder")
+    if not any((out / f"seed-{seed}" / CONFIG_FILE).exists() for seed in seeds):
+        raise CheckpointError(
+            f"{out}: nothing to resume, because there are no runs of the seeds {seeds[0]} to {seeds[-1]}"
+        )
 
 
 def train_seed_list(
@@ -135,16 +128,14 @@ def train_seed_list(
         out: The folder for the run folders of all seeds.
         requested: Resolved settings; the seed is replaced.
         seeds: The seeds.
-        options: How to run.
+        options: How to run. With `resume`, runs that exist are continued and the others are started.
         seed_options: The command-line options about seeds that resume an interrupted command.
         ensemble: Train small models together in one batched computation.
+
+    Raises:
+        FolderInUseError: Another process trains one of the seeds.
     """
-    if options.resume and not out.is_dir():
-        raise CheckpointError(f"{out}: nothing to resume, because there is no such folder")
     with ExitStack() as exit_stack:
-        notice = exit_stack.enter_context(RunFolder(out).lock(f"training {requested['task']} with several seeds"))
-        if notice and not options.quiet:
-            print_message(notice, options.progress)
         seed_runs = _claim_folders(out, requested, seeds, options, exit_stack)
         _train_unfinished(seed_runs, requested, options, out, seed_options, ensemble=ensemble)
         for seed_run in seed_runs:
@@ -197,15 +188,12 @@ def _claim_folders(
     """Lock the folder of every seed until the exit stack is closed."""
     if (out / CONFIG_FILE).exists():
         raise CheckpointError(f"{out} contains a single run; choose another --out for several seeds")
-    if options.resume and not any((out / f"seed-{seed}" / CONFIG_FILE).exists() for seed in seeds):
-        raise CheckpointError(
-            f"{out}: nothing to resume, because there are no runs of the seeds {seeds[0]} to {seeds[-1]}"
-        )
     seed_runs = []
     for seed in seeds:
         folder = RunFolder(out / f"seed-{seed}", verify=options.verify)
-        resume = options.resume and folder.config_file.exists()
-        claim = claim_run_folder(folder, requested | {"seed": seed}, resume=resume, overwrite=options.overwrite)
+        claim = claim_run_folder(
+            folder, requested | {"seed": seed}, resume=options.resume, overwrite=options.overwrite, required=False
+        )
         seed_runs.append(SeedRun(seed=seed, folder=folder, stored_config=exit_stack.enter_context(claim)[0]))
     return seed_runs
 
@@ -282,6 +270,7 @@ class SeedGroup:
                 trainer_class=Trainer,
                 quiet=self.options.quiet,
                 stream=self.options.progress,
+                callbacks=self.options.callbacks,
             )
             log_start(trainer, self.prepared.notices if index == 0 else (), self.options)
             try:
@@ -369,28 +358,3 @@ def format_failures(reasons: Mapping[str, str], n_runs: int) -> str:
         return ""
     others = " (the others continued)" if len(reasons) < n_runs else ""
     return f"{', '.join(reasons)} of {n_runs} diverged{others}: {next(iter(reasons.values()))}"
-
-
-def collect_results(out: Path, folders: Sequence[RunFolder]) -> SeedResults:
-    """Return the validation metric of each run, or the last training loss if there is no validation data."""
-    metric = TASKS[folders[0].read_config().task].metric
-    values = [_read_best_metric(folder, metric) for folder in folders]
-    if None in values:
-        metric, values = TRAINING_LOSS, [_read_last_loss(folder) for folder in folders]
-    return SeedResults(
-        path=out,
-        folders=tuple(folder.path for folder in folders),
-        metric=metric,
-        values=tuple(value for value in values if value is not None),
-    )
-
-
-def _read_best_metric(folder: RunFolder, metric: str) -> float | None:
-    checkpoint = folder.latest_checkpoint()
-    best = folder.read_state(checkpoint)["progress"]["best"] if checkpoint else None
-    return None if best is None else float(best[metric])
-
-
-def _read_last_loss(folder: RunFolder) -> float:
-    events = (json.loads(line) for line in folder.metrics_file.read_text(encoding="utf-8").splitlines())
-    return [float(event["loss"]) for event in events if event["event"] == "train"][-1]

@@ -28,7 +28,7 @@ def file_digest(path: Path) -> str:
 
 def record_digests(folder: Path, patterns: Iterable[str] = RUN_FILES) -> None:
     """Record the current digests of the files in a folder."""
-    _write_digests(folder, _compute_digests(folder, patterns))
+    write_digests(folder, compute_digests(folder, patterns))
 
 
 def replace_files(renames: Mapping[Path, Path]) -> None:
@@ -39,16 +39,16 @@ def replace_files(renames: Mapping[Path, Path]) -> None:
     folder = next(iter(renames.values())).parent
     recorded = read_digests(folder)
     if recorded is None:
-        recorded = _compute_digests(folder, RUN_FILES)
+        recorded = compute_digests(folder, RUN_FILES)
     final = recorded | {path.name: [file_digest(temporary_path)] for temporary_path, path in renames.items()}
     transitional = {
         name: [*new, *(old for old in recorded.get(name, ()) if old not in new)] for name, new in final.items()
     }
-    _write_digests(folder, transitional)
+    write_digests(folder, transitional)
     for temporary_path, path in renames.items():
         temporary_path.replace(path)
     if transitional != final:
-        _write_digests(folder, final)
+        write_digests(folder, final)
 
 
 def atomic_recorded_files(*paths: Path) -> AbstractContextManager[tuple[Path, ...]]:
@@ -131,10 +131,12 @@ def _matching_files(folder: Path, patterns: Iterable[str]) -> list[Path]:
     return [path for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()]
 
 
-def _compute_digests(folder: Path, patterns: Iterable[str]) -> Digests:
+def compute_digests(folder: Path, patterns: Iterable[str] = RUN_FILES) -> Digests:
+    """Return the current digests of the files in a folder."""
     return {path.name: [file_digest(path)] for path in _matching_files(folder, patterns)}
 
 
-def _write_digests(folder: Path, digests: Digests) -> None:
+def write_digests(folder: Path, digests: Digests) -> None:
+    """Write the digest file of a folder."""
     text = json.dumps({"format": DIGESTS_FORMAT, "sha256": dict(sorted(digests.items()))}, indent=1)
     write_text(folder / DIGESTS_FILE, text + "\n")

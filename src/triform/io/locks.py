@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from triform.errors import CheckpointError
+from triform.errors import CheckpointError, FolderInUseError
 from triform.io.files import remove_leftovers
 
 LOCK_FILE = ".lock"
@@ -91,7 +91,8 @@ def folder_lock(folder: Path, purpose: str, *, wait: bool = False) -> Iterator[s
         A notice for the user if the file system has no locks, else an empty string.
 
     Raises:
-        CheckpointError: Another process holds the lock, or the folder cannot be written.
+        FolderInUseError: Another process holds the lock.
+        CheckpointError: The folder cannot be written.
     """
     created = [parent for parent in folder.parents if not parent.exists()]
     handle, notice = _acquire(folder, purpose, wait)
@@ -123,7 +124,7 @@ def _acquire(folder: Path, purpose: str, wait: bool) -> tuple[int, str]:
             holder = _read_holder(handle)
             os.close(handle)
             if not wait:
-                raise CheckpointError(
+                raise FolderInUseError(
                     f"{folder} is in use by {holder}; wait until that process has ended, or choose another folder"
                 ) from None
             time.sleep(POLL_SECONDS)

@@ -15,7 +15,8 @@ TOKENS_FOLDER = "tokens"
 TENSORS_FILE, STATE_FILE = "tensors.safetensors", "state.json"
 # Files that have a digest, in a run folder and in a checkpoint folder.
 RUN_FILES = (CONFIG_FILE, "tokenizer*.json", MODEL_FILE)
-CHECKPOINT_FILES = (TENSORS_FILE, STATE_FILE)
+SHARD_FILES = "tensors-*.safetensors"  # instead of TENSORS_FILE, if several processes write parts of the tensors
+CHECKPOINT_FILES = (TENSORS_FILE, SHARD_FILES, STATE_FILE)
 # All files that a run may write to its folder.
 RUN_FOLDER_PATTERNS = (
     *RUN_FILES,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -42,6 +42,24 @@ def print_report(
         print_table(section.rows, section.align)
         if section.remark:
             echo(f"\n{section.remark}")
+
+
+def print_device_memory(report: Mapping[str, Any]) -> None:
+    """Print the memory of each of several devices that train together, with DDP and with FSDP."""
+    names = list(dict.fromkeys([*report["ddp"], *report["fsdp"]]))
+    names.sort(key=lambda name: name == "total")
+    rows: TextRows = [("", "ddp", "fsdp")]
+    rows += [
+        (
+            name,
+            *(_format_bytes(report[engine][name]) if name in report[engine] else "" for engine in ("ddp", "fsdp")),
+        )
+        for name in names
+    ]
+    echo(f"\nmemory of each of {report['number']} devices, with {report['batch_size']} texts of the batch")
+    print_table(rows, "lrr")
+    if report["auto"]:
+        echo(f"\nWith {_format_bytes(report['memory'])} a device, train.parallel=auto chooses {report['auto']}.")
 
 
 def _symbols_section(param_budget: ParameterBudget) -> Section:

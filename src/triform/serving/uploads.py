@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 import anyio.to_thread
 import msgspec
 
-from triform.data.files import KIND_BY_SUFFIX, iter_text_blocks
+from triform.data.files import COMPRESSION_SUFFIXES, KIND_BY_SUFFIX, iter_text_blocks
 from triform.errors import DataError
 from triform.io.files import write_bytes
 from triform.serving.endpoints import ApiError
@@ -52,7 +52,7 @@ def make_label(name: str) -> str:
 def choose_suffix(label: str) -> str:
     """Return the suffix under which a file is stored, which the readers know, or "" for an unknown one."""
     suffixes = [suffix.lower() for suffix in PurePosixPath(label).suffixes[-2:]]
-    compression = ".gz" if suffixes and suffixes[-1] == ".gz" else ""
+    compression = suffixes[-1] if suffixes and suffixes[-1] in COMPRESSION_SUFFIXES else ""
     kind = suffixes[-2 if compression else -1] if len(suffixes) > bool(compression) else ""
     return kind + compression if kind in KIND_BY_SUFFIX else ""
 
@@ -149,6 +149,6 @@ def _require_text(path: Path, label: str) -> str:
             pass
     except DataError:
         known = ", ".join(KIND_BY_SUFFIX)
-        message = f"{label}: not a text file; supported formats are {known}, each also with .gz added"
+        message = f"{label}: not a text file; supported formats are {known}, each also with .gz or .zst added"
         raise ApiError(400, message) from None
     return TEXT_SUFFIX

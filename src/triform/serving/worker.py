@@ -44,6 +44,8 @@ __all__ = [
 GATHERED_BATCHES = 4  # batches of texts that are sorted by length together
 THROUGHPUT_WINDOW = 64  # finished requests from which the time to wait is estimated
 DEFAULT_RETRY_SECONDS = 1.0
+ARRIVAL_GAPS = {"cuda": 0.002}  # seconds in which an idle worker waits for a further request, by type of device
+MAX_ARRIVAL_SECONDS = 0.02  # that it waits in all
 
 
 class UpdateStream(AsyncIterator[GenerationUpdate]):
@@ -209,8 +211,16 @@ class Worker:
         with self._changed:
             while not self._queue and not self._generation.jobs and self._close_at is None:
                 self._changed.wait()
+                self._wait_for_company()
             is_done = not self._queue and not self._generation.jobs
             return self._close_at is None or not (is_done or time.monotonic() >= self._close_at)
+
+    def _wait_for_company(self) -> None:
+        """Wait until no further request arrives, because the first round on a GPU delays those that come later."""
+        gap, end = ARRIVAL_GAPS.get(self.run.task.device.type, 0.0), time.monotonic() + MAX_ARRIVAL_SECONDS
+        while gap and 0 < len(self._queue) < self.max_batch and self._close_at is None and time.monotonic() < end:
+            if not self._changed.wait(gap):
+                return
 
     def _admit(self) -> None:
         """Move texts to generate from the queue to the batches, as many as there is room for."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -19,10 +19,6 @@ from triform.data.samplers import BucketSampler, Indices, Sampler, batch_by_leng
 from triform.errors import ConfigError, DataError
 from triform.progress import track_progress
 from triform.tasks.device_data import DeviceDataset
-
-MAX_CHUNK_CHARACTERS = 1 << 20
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,19 +148,3 @@ def split_by_length(
         raise DataError(f"no texts of up to {edges[-1]} tokens to evaluate on", path=path)
     n_selected = sum(map(len, parts.values()))
     return parts, len(dataset) - n_selected if isinstance(dataset, BucketedDataset) else 0
-
-
-def iter_chunks(
-    items: Iterable[Item], size: int = 2048, *, count_characters: Callable[[Item], int] = lambda item: 0
-) -> Iterator[list[Item]]:
-    """Yield lists of up to `size` items, or fewer if they have a million characters."""
-    chunk: list[Item] = []
-    n_characters = 0
-    for item in items:
-        chunk.append(item)
-        n_characters += count_characters(item)
-        if len(chunk) == size or n_characters >= MAX_CHUNK_CHARACTERS:
-            yield chunk
-            chunk, n_characters = [], 0
-    if chunk:
-        yield chunk

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from triform.config import TrainConfig
 from triform.config.settings import Settings, build_config
+from triform.data.encoded_text import iter_chunks
 from triform.data.readers import LabelledText, describe_columns, filter_lines, read_rows
 from triform.data.samplers import Indices, round_up_length
 from triform.data.token_cache import TokenCache
@@ -24,7 +25,7 @@ from triform.errors import DataError
 from triform.evaluation.metrics import Labels
 from triform.nn.layouts import pad
 from triform.nn.loss import IGNORE_INDEX
-from triform.tasks.batch import Batch, BucketedDataset, Dataset, iter_chunks
+from triform.tasks.batch import Batch, BucketedDataset, Dataset
 from triform.tasks.data import EncodedExamples, TaskData, TokenizerVersions
 from triform.tasks.device_data import (
     PAD_ROW,

@@ -31,7 +31,7 @@ from triform.tasks.classification_data import (
     ClassificationDataset,
     encode_texts,
 )
-from triform.tasks.evaluation import Evaluator, add_metric_sums
+from triform.tasks.evaluation import Evaluator, gather_metric_sums, share_items
 from triform.tasks.losses import r_drop_loss
 from triform.tasks.prediction import (
     Alternative,
@@ -42,6 +42,7 @@ from triform.tasks.prediction import (
     truncation_notes,
 )
 from triform.tasks.task import Task
+from triform.world import SINGLE_PROCESS, World
 
 MAX_SAMPLED_ROWS = 50_000  # validation rows from which the samples of the report are chosen
 
@@ -61,6 +62,7 @@ class ClassificationPredictor(Predictor):
         seed: int | None = None,
         top: int = 0,
         keep: Keep | None = None,
+        rows: Sequence[int] | None = None,
     ) -> list[Prediction]:
         data = self._encode(texts, keep)
         probabilities: dict[int, list[float]] = {}
@@ -138,20 +140,27 @@ class ClassificationEvaluator(Evaluator):
     task: Classify
 
     @torch.inference_mode()
-    def sum_metrics(self, data: ClassificationDataset, *, quick: bool = False) -> list[float]:
+    def sum_metrics(
+        self, data: ClassificationDataset, *, quick: bool = False, world: World = SINGLE_PROCESS
+    ) -> list[float]:
         task = self.task
         sums = (
             label_metric_sums(task.model(tokens, layout), torch.from_numpy(data.labels[indices]).to(task.device))
-            for indices, tokens, layout in iter_inputs(task, data)
+            for indices, tokens, layout in iter_inputs(task, data, world)
         )
-        total: list[float] = add_metric_sums(sums).tolist()
-        return total
+        return gather_metric_sums(sums, world)
 
     def metric_sums(self, batch: ClassificationBatch) -> Tensor:
         return label_metric_sums(self.task.model(batch.tokens, batch.keep), batch.labels)
 
     def compute_metrics(
-        self, sums: list[float], data: ClassificationDataset, *, quick: bool, decode: DecodeConfig | None = None
+        self,
+        sums: list[float],
+        data: ClassificationDataset,
+        *,
+        quick: bool,
+        decode: DecodeConfig | None = None,
+        world: World = SINGLE_PROCESS,
     ) -> Metrics:
         loss, *confusion = sums
         n_labels = len(self.task.config.data.labels)
@@ -199,8 +208,10 @@ class Classify(Task):
         return cross_entropy(logits, batch.labels, train.label_smoothing)
 
 
-def iter_inputs(task: Classify, data: ClassificationDataset) -> Iterator[tuple[Indices, Tensor, Any]]:
-    """Yield all texts for inference in batches of indices, tokens and layout.
+def iter_inputs(
+    task: Classify, data: ClassificationDataset, world: World = SINGLE_PROCESS
+) -> Iterator[tuple[Indices, Tensor, Any]]:
+    """Yield the texts of this process for inference in batches of indices, tokens and layout.
 
     On a CPU texts are packed, which saves the computation of padding. On other devices they are padded, because
     packed attention would start one kernel per text.
@@ -209,7 +220,7 @@ def iter_inputs(task: Classify, data: ClassificationDataset) -> Iterator[tuple[I
     device = task.device
     collate = pack if device.type == "cpu" else partial(pad, fill=data.pad_token)
     batches = batch_by_length(data.lengths, batch_tokens=BucketedDataset.EVAL_TOKENS)
-    for indices in track_progress(batches, "validating", len(batches)):
+    for indices in share_items(track_progress(batches, "validating", len(batches)), world):
         tokens, layout = collate([data.truncated_row(index) for index in indices.tolist()])
         yield indices, tokens.to(device), layout.to(device) if isinstance(layout, Tensor) else layout
 

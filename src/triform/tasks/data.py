@@ -25,6 +25,7 @@ from triform.tasks.leaks import leak_warnings
 from triform.tasks.learned_tokenizers import reader_options, train_or_load_tokenizer
 from triform.tasks.splits import validation_mask
 from triform.text import Tokenizer
+from triform.world import current_world
 
 TokenizerVersions = Sequence[Sequence[Tokenizer]]  # the versions of each tokenizer; see `tokenizer_versions`
 
@@ -83,7 +84,8 @@ class TaskData(ABC):
 
     def open_cache(self, folder: Path, notices: list[str]) -> TokenCache:
         """Return the token cache of the training files."""
-        return TokenCache(self.training_files, folder / TOKENS_FOLDER, notices)
+        is_writer = current_world().is_main
+        return TokenCache(self.training_files, folder / TOKENS_FOLDER, notices, is_writer=is_writer)
 
     @abstractmethod
     def read_examples(self, name: str) -> Iterator[Any]:

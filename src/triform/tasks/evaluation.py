@@ -6,18 +6,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from triform.config import DecodeConfig
+from triform.data.encoded_text import iter_chunks
 from triform.evaluation.metrics import Metrics
 from triform.nn.loss import IGNORE_INDEX, cross_entropy
-from triform.tasks.batch import iter_chunks
+from triform.world import SINGLE_PROCESS, World, gather_values
 
 SUMS_PER_SYNC = 256  # batches whose sums are added up together
 MAX_EVAL_LOGITS = 1 << 26  # logits in memory at once: 256 MB in float32
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -27,25 +31,32 @@ class Evaluator(ABC):
     task: Any
 
     @torch.inference_mode()
-    def evaluate(self, data: Any, *, quick: bool = False, decode: DecodeConfig | None = None) -> Metrics:
+    def evaluate(
+        self,
+        data: Any,
+        *,
+        quick: bool = False,
+        decode: DecodeConfig | None = None,
+        world: World = SINGLE_PROCESS,
+    ) -> Metrics:
         """Return the metrics on a dataset. The model is left in evaluation mode.
 
         Args:
             data: A dataset from `TaskData.load_dataset`.
             quick: Use only a part of the data, as validation during training does.
             decode: Decoding settings for metrics that need them. The default is the run's settings.
+            world: The processes that share the work. Each of them calls this method with the same data and model,
+                computes some of the batches, and returns the metrics on the whole dataset.
         """
-        return self.compute_metrics(self.sum_metrics(data, quick=quick), data, quick=quick, decode=decode)
+        sums = self.sum_metrics(data, quick=quick, world=world)
+        return self.compute_metrics(sums, data, quick=quick, decode=decode, world=world)
 
     @torch.inference_mode()
-    def sum_metrics(self, data: Any, *, quick: bool = False) -> list[float]:
+    def sum_metrics(self, data: Any, *, quick: bool = False, world: World = SINGLE_PROCESS) -> list[float]:
         """Return the sums over a dataset that `compute_metrics` needs."""
         self.task.model.eval()
-        batches = self.batches(data, quick=quick)
-        sums: list[float] = add_metric_sums(
-            self.metric_sums(batch.to(self.task.device)) for batch in batches
-        ).tolist()
-        return sums
+        batches = share_items(self.batches(data, quick=quick), world)
+        return gather_metric_sums((self.metric_sums(batch.to(self.task.device)) for batch in batches), world)
 
     def batches(self, data: Any, *, quick: bool) -> Iterator[Any]:
         """Yield the batches of an evaluation."""
@@ -58,9 +69,15 @@ class Evaluator(ABC):
 
     @abstractmethod
     def compute_metrics(
-        self, sums: list[float], data: Any, *, quick: bool, decode: DecodeConfig | None = None
+        self,
+        sums: list[float],
+        data: Any,
+        *,
+        quick: bool,
+        decode: DecodeConfig | None = None,
+        world: World = SINGLE_PROCESS,
     ) -> Metrics:
-        """Compute the metrics from the sums over a dataset."""
+        """Compute the metrics from the sums over a dataset. The arguments are those of `evaluate`."""
 
     def is_better(self, metrics: Metrics, best: Metrics | None) -> bool:
         """Return whether metrics are better than the best so far. On a tie, the lower loss wins."""
@@ -106,4 +123,20 @@ def add_metric_sums(sums: Iterable[Tensor]) -> Tensor:
     They are not added all at once, because the confusion matrix of a thousand labels has a million entries.
     """
     chunk_sums = (torch.stack(chunk).cpu().double().sum(dim=0) for chunk in iter_chunks(sums, SUMS_PER_SYNC))
-    return reduce(torch.add, chunk_sums)
+    return reduce(torch.add, chunk_sums, torch.zeros((), dtype=torch.float64))
+
+
+def share_items(items: Iterable[Item], world: World) -> Iterator[Item]:
+    """Yield the items of this process. Neighbours have similar lengths, so each process gets the same work."""
+    return islice(items, world.rank, None, world.size)
+
+
+def gather_metric_sums(sums: Iterable[Tensor], world: World) -> list[float]:
+    """Add up the sums of this process, then those of all processes.
+
+    The sums of batches have 24 bits and are added with 53 bits, so their order does not change the result.
+    """
+    own_sums = add_metric_sums(sums).tolist()  # 0.0 in a process that has no batch
+    all_sums = gather_values(own_sums) if world.size > 1 else [own_sums]
+    total: list[float] = reduce(torch.add, (torch.tensor(row, dtype=torch.float64) for row in all_sums)).tolist()
+    return total

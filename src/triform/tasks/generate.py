@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triform.config import DecodeConfig, DecodingStrategy
+from triform.config import Config, DecodeConfig, DecodingStrategy
+from triform.data.shards import is_shard_location
 from triform.errors import DataError
 from triform.evaluation.metrics import Metrics, bits_per_byte, perplexity
 from triform.generation.adapters import GenerationAdapter
@@ -37,7 +38,9 @@ from triform.tasks.prediction import (
     truncate_with_notes,
     unknown_word_notes,
 )
+from triform.tasks.sharded_text import ShardedTextData
 from triform.tasks.task import Task
+from triform.world import SINGLE_PROCESS, World
 
 QUICK_BATCHES = 32  # batches of a validation during training: half a million tokens
 DEFAULT_NEW_TOKENS = 200
@@ -59,12 +62,13 @@ class TextGenerator(Predictor):
         seed: int | None = None,
         top: int = 0,
         keep: Keep | None = None,
+        rows: Sequence[int] | None = None,
     ) -> list[Prediction]:
         prompts = [self.encode_prompt(text) for text in texts]
         read = [self._read_part(prompt, keep) for prompt in prompts]
         if keep == "first":
             prompts = [prompt for prompt, _ in read]
-        generated = self.generate([prompt for prompt, _ in read], decode=decode, seed=seed)
+        generated = self.generate([prompt for prompt, _ in read], decode=decode, seed=seed, rows=rows)
         alternatives = self._next_tokens([prompt for prompt, _ in read], top) if top else [()] * len(texts)
         return [
             Prediction(
@@ -98,13 +102,18 @@ class TextGenerator(Predictor):
         return [tuple(Alternative(text=text_of(token), probability=p) for token, p in row) for row in rows]
 
     def generate(
-        self, prompts: list[list[int]], *, decode: DecodeConfig | None = None, seed: int | None = None
+        self,
+        prompts: list[list[int]],
+        *,
+        decode: DecodeConfig | None = None,
+        seed: int | None = None,
+        rows: Sequence[int] | None = None,
     ) -> list[list[int]]:
-        """Return the tokens that continue each prompt. See `predict` for `decode` and `seed`."""
+        """Return the tokens that continue each prompt. See `predict` for the other arguments."""
         config = self.task.config
         decode = resolve_strategy(decode or config.decode, self.default_strategy)
         max_new_tokens = decode.max_new_tokens or DEFAULT_NEW_TOKENS
-        seeds = row_seeds(config.seed if seed is None else seed, range(len(prompts)))
+        seeds = row_seeds(config.seed if seed is None else seed, range(len(prompts)) if rows is None else rows)
         requests = [
             Request(prompt, max_new_tokens, row_seed, decode)
             for prompt, row_seed in zip(prompts, seeds, strict=True)
@@ -187,7 +196,13 @@ class LanguageModelEvaluator(TokenEvaluator):
         return self.task.model.hidden_states(batch.tokens)
 
     def compute_metrics(
-        self, sums: list[float], data: LanguageModelDataset, *, quick: bool, decode: DecodeConfig | None = None
+        self,
+        sums: list[float],
+        data: LanguageModelDataset,
+        *,
+        quick: bool,
+        decode: DecodeConfig | None = None,
+        world: World = SINGLE_PROCESS,
     ) -> Metrics:
         total_loss, n_correct, n_predictions = sums
         n_bytes = data.n_bytes * n_predictions / len(data)  # used only for lossless tokenizers
@@ -226,6 +241,10 @@ class Generate(Task):
     shown_metrics = ("perplexity",)
     data_class = LanguageModelData
     model: AnyDecoder
+
+    @classmethod
+    def choose_data_class(cls, config: Config) -> type[LanguageModelData]:
+        return ShardedTextData if is_shard_location(config.data.train) else LanguageModelData
 
     def build_model(self) -> AnyDecoder:
         return use_fast_kernels(build_decoder(self.config.model, self.sizes))

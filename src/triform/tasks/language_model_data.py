@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from triform.config import TrainConfig
 from triform.config.settings import Settings
+from triform.data.encoded_text import encode_chunks, iter_chunks
 from triform.data.readers import TextChunk, count_units, filter_lines, is_running_text, read_chunks, read_lines
 from triform.data.samplers import Indices, RandomWindowSampler, Sampler
 from triform.data.token_cache import TokenCache
@@ -22,12 +22,12 @@ from triform.data.token_store import TokenStore
 from triform.errors import ConfigError, DataError
 from triform.evaluation.baselines import FittedBaselines, fit_baselines
 from triform.nn.loss import IGNORE_INDEX
-from triform.tasks.batch import Batch, Dataset, iter_chunks
+from triform.tasks.batch import Batch, Dataset
 from triform.tasks.data import EncodedExamples, TaskData, TokenizerVersions
 from triform.tasks.device_data import BatchPlan, copy_to_device, fits_on_device
 from triform.tasks.leaks import same_text_warnings
 from triform.tasks.splits import find_split_point
-from triform.text import Tokenizer, encode_stream
+from triform.text import Tokenizer, TokenRows
 
 EVAL_TOKENS = 16_384
 EVAL_WINDOWS_PER_STATE = 16  # windows that share the state of a recurrent model in an evaluation
@@ -39,6 +39,24 @@ class LanguageModelBatch(Batch):
 
     tokens: Tensor  # (B, T)
     targets: Tensor  # (B, T): the tokens shifted by one
+
+
+def build_window_batch(windows: Tensor) -> LanguageModelBatch:
+    """Return windows, (B, T + 1), as a batch in which each token predicts the next."""
+    n_predictions = len(windows) * (windows.shape[1] - 1)
+    return LanguageModelBatch(
+        tokens=windows[:, :-1],
+        targets=windows[:, 1:],
+        n_predictions=n_predictions,
+        n_tokens=n_predictions,
+        n_positions=n_predictions,
+    )
+
+
+def gather_device_windows(tokens: Tensor, starts: Tensor, width: int) -> LanguageModelBatch:
+    """Return windows of tokens that are on a device as a batch."""
+    windows = tokens[starts[:, None] + torch.arange(width + 1, device=starts.device)].long()  # (B, T + 1)
+    return LanguageModelBatch(tokens=windows[:, :-1], targets=windows[:, 1:])
 
 
 class LanguageModelDataset(Dataset):
@@ -71,15 +89,7 @@ class LanguageModelDataset(Dataset):
 
     def _gather_windows(self, starts: Indices, width: int) -> LanguageModelBatch:
         indices = starts[:, None] + np.arange(width + 1)
-        windows = torch.from_numpy(self.store.tokens[indices].astype(np.int64))  # (B, T + 1)
-        n_predictions = len(starts) * width
-        return LanguageModelBatch(
-            tokens=windows[:, :-1],
-            targets=windows[:, 1:],
-            n_predictions=n_predictions,
-            n_tokens=n_predictions,
-            n_positions=n_predictions,
-        )
+        return build_window_batch(torch.from_numpy(self.store.tokens[indices].astype(np.int64)))
 
     def to_device(self, device: torch.device, train: TrainConfig) -> DeviceLanguageModelDataset | None:
         return DeviceLanguageModelDataset(self, device) if fits_on_device(self.store) else None
@@ -141,8 +151,7 @@ class DeviceLanguageModelDataset:
         return BatchPlan((len(indices), self.width), indices, n_predictions, n_predictions, n_predictions)
 
     def gather(self, rows: Tensor, shape: tuple[int, ...]) -> LanguageModelBatch:
-        windows = self.tokens[rows[:, None] + torch.arange(shape[1] + 1, device=rows.device)].long()  # (B, T + 1)
-        return LanguageModelBatch(tokens=windows[:, :-1], targets=windows[:, 1:])
+        return gather_device_windows(self.tokens, rows, shape[1])
 
 
 class LanguageModelData(TaskData):
@@ -205,23 +214,15 @@ class LanguageModelData(TaskData):
     ) -> EncodedExamples:
         """Encode texts as one sequence of tokens, with an end token after each document."""
         n_bytes = 0
-        document_ends: deque[list[bool]] = deque()
-
-        def text_chunks() -> Iterator[list[str]]:
-            nonlocal n_bytes
-            for chunk in iter_chunks(examples(), count_characters=lambda part: len(part.text)):
-                n_bytes += sum(len(part.text.encode()) for part in chunk)
-                document_ends.append([part.ends_document for part in chunk])
-                yield [part.text for part in chunk]
-
         ((tokenizer,),) = versions
-        end = tokenizer.special_tokens.eos_or_bos
-        encoded = encode_stream(tokenizer, text_chunks())
-        closed_rows = (
-            rows if end is None else rows.append_token(end, np.array(document_ends.popleft(), bool))
-            for rows in encoded
-        )
-        store = TokenStore.build_from_batches(closed_rows, vocab_size=tokenizer.vocab_size, path=path)
+
+        def encoded_rows() -> Iterator[TokenRows]:
+            nonlocal n_bytes
+            for chunks, rows in encode_chunks(tokenizer, examples()):
+                n_bytes += sum(len(chunk.text.encode()) for chunk in chunks)
+                yield rows
+
+        store = TokenStore.build_from_batches(encoded_rows(), vocab_size=tokenizer.vocab_size, path=path)
         return EncodedExamples((store,), np.array([n_bytes], dtype=np.int64))
 
     def values_shape(self, stores: Sequence[TokenStore]) -> tuple[int, ...]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
 
 from numpy.typing import NDArray
 
 from triform.config import DecodeConfig
+from triform.errors import ConfigError
 from triform.text import SpecialTokens, Tokenizer
+from triform.world import World, gather_values
 
 MAX_LISTED_WORDS = 5  # in a message
 Keep = Literal["first", "last"]  # the part to read of a text that is longer than the context
@@ -52,6 +54,7 @@ class Predictor(ABC):
         seed: int | None = None,
         top: int = 0,
         keep: Keep | None = None,
+        rows: Sequence[int] | None = None,
     ) -> list[Prediction]:
         """Return one prediction for each text.
 
@@ -62,11 +65,51 @@ class Predictor(ABC):
             top: The number of alternatives to return with each prediction.
             keep: The part to read of a text that is longer than the model's context. The default is "last" for a
                 language model, which continues the end of a prompt, and "first" for the other tasks.
+            rows: The number of each text, from which sampling derives its random numbers. The default is 0, 1, 2, …
         """
+
+    def predict_in_parallel(
+        self, texts: Sequence[str], world: World, *, rows: Sequence[int] | None = None, **settings: Any
+    ) -> list[Prediction]:
+        """Return the predictions of `predict`, computed by several processes.
+
+        Each of the processes calls this method with the same arguments, predicts texts of all lengths, and returns
+        all predictions in the order of the texts. Another process has other texts in its batches, so probabilities
+        may differ from those of a single process by rounding.
+        """
+        rows = range(len(texts)) if rows is None else rows
+        if len(rows) != len(texts):
+            raise ConfigError(f"rows must have a number for each of the {len(texts)} texts, found {len(rows)}")
+        if world.size == 1:
+            return self.predict(texts, rows=rows, **settings)
+        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+        shares = [order[rank :: world.size] for rank in range(world.size)]
+        if own := shares[world.rank]:
+            own_rows = [rows[index] for index in own]
+            predictions = self.predict([texts[index] for index in own], rows=own_rows, **settings)
+        else:
+            predictions = []
+        answers = gather_values([asdict(prediction) for prediction in predictions])
+        fields_by_index: dict[int, dict[str, Any]] = {}
+        for share, fields in zip(shares, answers, strict=True):
+            fields_by_index |= zip(share, fields, strict=True)
+        return [prediction_from_dict(fields_by_index[index]) for index in range(len(texts))]
 
     @abstractmethod
     def sample_predictions(self, data: Any) -> list[dict[str, str]]:
         """Return a few inputs of a dataset with their outputs and the expected outputs, for the report."""
+
+
+def validate_keep(keep: object) -> None:
+    """Refuse a value that is not "first", "last" or None."""
+    if keep not in (None, *get_args(Keep)):
+        raise ConfigError(f"keep must be {' or '.join(get_args(Keep))}, found {keep!r}")
+
+
+def prediction_from_dict(fields: Mapping[str, Any]) -> Prediction:
+    """Return the prediction whose fields `dataclasses.asdict` has returned, also after they were JSON."""
+    alternatives = tuple(Alternative(**alternative) for alternative in fields["alternatives"])
+    return Prediction(**{**fields, "alternatives": alternatives, "notes": tuple(fields["notes"])})
 
 
 def truncate_with_notes(

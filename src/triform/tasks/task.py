@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from triform.analysis.host_memory import require_memory
 from triform.config import Config, DataSizes, TaskName
+from triform.io.run_layout import TOKENS_FOLDER
 from triform.tasks.batch import Dataset
 from triform.tasks.data import TaskData
 from triform.tasks.defaults import resolve_defaults, resolve_tokenizer_kind
@@ -24,6 +25,7 @@ from triform.tasks.evaluation import Evaluator
 from triform.tasks.learned_tokenizers import load_tokenizers, save_tokenizers, tokenizer_versions
 from triform.tasks.prediction import Predictor
 from triform.text import Tokenizer
+from triform.world import current_world
 
 
 class Task(ABC):
@@ -90,7 +92,12 @@ class Task(ABC):
     @property
     def data(self) -> TaskData:
         """The data of the task, which needs no model."""
-        return self.data_class(self.config, self.tokenizers)
+        return self.choose_data_class(self.config)(self.config, self.tokenizers)
+
+    @classmethod
+    def choose_data_class(cls, config: Config) -> type[TaskData]:
+        """Return the class that reads the data of these settings."""
+        return cls.data_class
 
     @property
     @abstractmethod
@@ -113,19 +120,24 @@ class Task(ABC):
             folder: The run folder.
             resume: Use the tokenizers of the run folder instead of training new ones.
 
+        The main one of several processes must call this method before the others, which load its tokenizers.
+
         Raises:
             DataError: A file cannot be used.
             ConfigError: The settings do not match the data, or the model does not fit into memory.
         """
         torch.manual_seed(config.seed)
-        data, notices = cls.data_class(config).with_resolved_names(), list[str]()
+        data, notices = cls.choose_data_class(config)(config).with_resolved_names(), list[str]()
         cache = data.open_cache(folder, notices)
         data, n_characters = data.scan(cache)
         data = replace(data, config=resolve_tokenizer_kind(data.config, sum(n_characters)))
-        if resume:
-            tokenizers = load_tokenizers(data.config, folder)
+        if resume or not current_world().is_main:
+            tokenizers = load_tokenizers(data.config, folder if resume else folder / TOKENS_FOLDER)
         else:
             tokenizers = data.train_or_load_tokenizers(cache, n_characters)
+            if current_world().size > 1:  # for the other processes
+                (folder / TOKENS_FOLDER).mkdir(exist_ok=True)
+                save_tokenizers(tokenizers, folder / TOKENS_FOLDER)
         versions = [tokenizer_versions(tokenizer, data.config.tokenizer) for tokenizer in tokenizers]
         encoded = data.encode_split("train", versions, cache)
         n_versions = len(versions[0])

@@ -30,6 +30,7 @@ from triform.tasks.prediction import (
 from triform.tasks.task import Task
 from triform.tasks.translation_data import TranslationBatch, TranslationData, TranslationDataset
 from triform.text import Tokenizer
+from triform.world import SINGLE_PROCESS, World
 
 DEFAULT_BATCH_SIZE = 16  # pairs in a batch for which padding is counted, if batches are counted in tokens
 QUICK_PAIRS = 400  # pairs that are translated at each validation during training
@@ -51,6 +52,7 @@ class TextTranslator(Predictor):
         seed: int | None = None,
         top: int = 0,
         keep: Keep | None = None,
+        rows: Sequence[int] | None = None,
     ) -> list[Prediction]:
         tokenizer, max_len = self.task.source_tokenizer, self.task.config.data.max_len
         encoded = tokenizer.encode_batch(texts)
@@ -64,7 +66,7 @@ class TextTranslator(Predictor):
             outputs = [n_best[0].text if n_best else "" for n_best in alternatives]
         else:
             alternatives = [()] * len(texts)
-            generated = self.generate(sources, decode=decode, seed=seed)
+            generated = self.generate(sources, decode=decode, seed=seed, rows=rows)
             outputs = [self.task.target_tokenizer.decode(target) for target in generated]
         return [
             Prediction(
@@ -90,7 +92,7 @@ class TextTranslator(Predictor):
                 f"top={top} is more than the {decode.beam_size} hypotheses of beam search; "
                 f"set decode.beam_size to {top} or more"
             )
-        requests = self._build_requests(sources, decode, seed=None)
+        requests = self._build_requests(sources, decode)
         decode_text = self.task.target_tokenizer.decode
         return [
             tuple(Alternative(text=decode_text(tokens), score=score) for tokens, score in hypotheses)
@@ -98,17 +100,28 @@ class TextTranslator(Predictor):
         ]
 
     def generate(
-        self, sources: list[list[int]], *, decode: DecodeConfig | None = None, seed: int | None = None
+        self,
+        sources: list[list[int]],
+        *,
+        decode: DecodeConfig | None = None,
+        seed: int | None = None,
+        rows: Sequence[int] | None = None,
     ) -> list[list[int]]:
-        """Return the tokens that translate each source. See `predict` for `decode` and `seed`."""
-        requests = self._build_requests(sources, decode or self.task.config.decode, seed)
+        """Return the tokens that translate each source. See `predict` for the other arguments."""
+        requests = self._build_requests(sources, decode or self.task.config.decode, seed, rows)
         return generate(self.build_adapter(), requests, self.constraints)
 
-    def _build_requests(self, sources: list[list[int]], decode: DecodeConfig, seed: int | None) -> list[Request]:
+    def _build_requests(
+        self,
+        sources: list[list[int]],
+        decode: DecodeConfig,
+        seed: int | None = None,
+        rows: Sequence[int] | None = None,
+    ) -> list[Request]:
         config, decode = self.task.config, resolve_strategy(decode, self.default_strategy)
         max_target_len = config.data.max_len - 1
         limits = (min(max_target_len, decode.max_new_tokens or 2 * len(source) + 16) for source in sources)
-        seeds = row_seeds(config.seed if seed is None else seed, range(len(sources)))
+        seeds = row_seeds(config.seed if seed is None else seed, range(len(sources)) if rows is None else rows)
         return [Request(*fields, decode) for fields in zip(sources, limits, seeds, strict=True)]
 
     def build_adapter(self) -> GenerationAdapter:
@@ -141,7 +154,13 @@ class TranslationEvaluator(TokenEvaluator):
         return self.task.decoder_states(batch)
 
     def compute_metrics(
-        self, sums: list[float], data: TranslationDataset, *, quick: bool, decode: DecodeConfig | None = None
+        self,
+        sums: list[float],
+        data: TranslationDataset,
+        *,
+        quick: bool,
+        decode: DecodeConfig | None = None,
+        world: World = SINGLE_PROCESS,
     ) -> Metrics:
         metrics = self._token_metrics(sums, data)
         if not math.isfinite(metrics["loss"]):  # such a model cannot decode; the caller reports it
@@ -149,7 +168,9 @@ class TranslationEvaluator(TokenEvaluator):
         references = data.raw_pairs[: QUICK_PAIRS if quick else None]
         decode = decode or self.task.config.decode
         decode = replace(decode, strategy="greedy") if quick else decode
-        predictions = self.task.predictor.predict([pair.source for pair in references], decode=decode)
+        predictions = self.task.predictor.predict_in_parallel(
+            [pair.source for pair in references], world, decode=decode
+        )
         translation_metrics = compute_translation_metrics(
             [prediction.output for prediction in predictions], [pair.target for pair in references]
         )

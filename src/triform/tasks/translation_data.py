@@ -18,6 +18,7 @@ from torch import Tensor
 from triform.config import TrainConfig
 from triform.config.settings import Settings, build_config
 from triform.data import builtin_sets
+from triform.data.encoded_text import iter_chunks
 from triform.data.readers import TextPair, filter_lines, read_pairs_or_aligned
 from triform.data.samplers import Indices, round_up_length
 from triform.data.token_cache import TokenCache
@@ -25,7 +26,7 @@ from triform.data.token_store import TokenStore
 from triform.errors import ConfigError, DataError
 from triform.nn.layouts import pad
 from triform.nn.loss import IGNORE_INDEX
-from triform.tasks.batch import Batch, BucketedDataset, iter_chunks
+from triform.tasks.batch import Batch, BucketedDataset
 from triform.tasks.data import EncodedExamples, TaskData, TokenizerVersions
 from triform.tasks.device_data import (
     PAD_ROW,

@@ -27,18 +27,29 @@ MIN_PARALLEL_CHARS = 1 << 24  # characters; with less text, starting workers tak
 MAX_WORKERS = 8  # processes; the parent could not keep more of them busy
 WORKER_ERRORS = (OSError, EOFError, pickle.UnpicklingError)  # raised when a child process has died
 
-_WORKER_CODE = "import sys; sys.path[:] = {path!r}; from triform.text.parallel import worker_main; worker_main()"
+_WORKER_CODE = (
+    "import os, sys; os.environ['TOKENIZERS_PARALLELISM'] = 'false'; sys.path[:] = {path!r}; "
+    "from triform.text.parallel import worker_main; worker_main()"
+)
 
 
-def encode_stream(tokenizer: Tokenizer, parts: Iterable[Sequence[str]]) -> Iterator[TokenRows]:
-    """Yield the encoded rows of each part in order. At most a few parts are in memory."""
+def encode_stream(tokenizer: Tokenizer, parts: Iterable[Sequence[str]], workers: int = 0) -> Iterator[TokenRows]:
+    """Yield the encoded rows of each part in order. At most a few parts are in memory.
+
+    Args:
+        tokenizer: The tokenizer.
+        parts: Lists of texts.
+        workers: The number of processes that encode. With 0, there is one for each core, but only if the text is
+            long and the tokenizer does not use all cores in one process.
+    """
     parts, n_characters = iter(parts), 0
+    uses_workers = workers > 1 or (not workers and tokenizer.single_threaded and available_cpus() > 1)
     for part in parts:
         yield tokenizer.encode_rows(part)
         n_characters += sum(map(len, part))
-        if n_characters >= MIN_PARALLEL_CHARS and tokenizer.single_threaded and available_cpus() > 1:
+        if uses_workers and (workers or n_characters >= MIN_PARALLEL_CHARS):
             break
-    yield from _encode_parallel(tokenizer, parts)
+    yield from _encode_parallel(tokenizer, parts, workers or min(available_cpus(), MAX_WORKERS))
 
 
 def available_cpus() -> int:
@@ -49,11 +60,11 @@ def available_cpus() -> int:
         return os.cpu_count() or 1
 
 
-def _encode_parallel(tokenizer: Tokenizer, parts: Iterator[Sequence[str]]) -> Iterator[TokenRows]:
+def _encode_parallel(tokenizer: Tokenizer, parts: Iterator[Sequence[str]], n_workers: int) -> Iterator[TokenRows]:
     first = next(parts, None)
     if first is None:
         return
-    workers = [EncodeWorker(tokenizer) for _ in range(min(available_cpus(), MAX_WORKERS))]
+    workers = [EncodeWorker(tokenizer) for _ in range(n_workers)]
     # Each child has one part at a time, so no pipe can fill up.
     pending: deque[tuple[EncodeWorker, Sequence[str]]] = deque()
     round_robin = cycle(workers)

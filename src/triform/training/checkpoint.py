@@ -7,7 +7,10 @@ JSON: progress, data position, schedule, states of the callbacks, and losses tha
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +20,7 @@ from torch import Tensor
 from triform.evaluation.metrics import Metrics
 from triform.training.checkpoint_schema import validate_optimizer_state
 from triform.training.rng import get_rng_state, set_rng_state
-from triform.training.tensors import load_weights, named_weights
+from triform.training.tensors import is_finite, load_weights, named_weights
 
 if TYPE_CHECKING:
     from triform.training.trainer import Trainer
@@ -37,26 +40,46 @@ class Progress:
     validation_due: bool = False  # whether this step's validation was interrupted; a resume repeats it first
 
 
+UNLOGGED_LOSSES = "losses"  # read from the device with the other tensors, and then stored in state.json
+
+
 def checkpoint_tensors(trainer: Trainer) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint by name, such as `model.head.weight` or `optimizer.3.exp_avg`."""
-    tensors = {f"model.{name}": tensor for name, tensor in named_weights(trainer.task.model).items()}
-    for index, values in trainer.train_step.optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{key}": value for key, value in values.items() if torch.is_tensor(value)}
+    """Return the tensors of a checkpoint by name, such as `model.head.weight` or `optimizer.3.exp_avg`.
+
+    The losses since the last log are among them, under `UNLOGGED_LOSSES`.
+    """
+    tensors = {UNLOGGED_LOSSES: trainer.train_step.losses}
+    tensors |= {f"model.{name}": tensor for name, tensor in named_weights(trainer.train_step.task.model).items()}
+    optimizer = trainer.train_step.optimizer
+    for index, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        values = optimizer.state.get(parameter, {}).items()
+        tensors |= {f"optimizer.{index}.{key}": value for key, value in values if torch.is_tensor(value)}
     tensors |= {f"ema.{index}": tensor for index, tensor in enumerate(trainer.train_step.ema)}
     return tensors | {f"rng.{name}": tensor for name, tensor in get_rng_state(trainer.task.device).items()}
 
 
-def checkpoint_state(trainer: Trainer, unlogged_losses: list[float]) -> dict[str, Any]:
-    """Return the content of a checkpoint's state.json. `checkpoint_schema` validates it on reading."""
-    return {
+def checkpoint_state(trainer: Trainer) -> dict[str, Any]:
+    """Return a copy of the content of a checkpoint's state.json, except for the unlogged losses.
+
+    `checkpoint_schema` validates it on reading.
+    """
+    state = {
         "progress": vars(trainer.progress),
         "sampler": trainer.sampler.state_dict(),
         "schedule": trainer.schedule.state_dict(),
         "callbacks": {type(callback).__name__: callback.state_dict() for callback in trainer.callbacks},
-        "window": {"losses": unlogged_losses},
         "metadata": trainer.metadata,
         "finished": trainer.progress.finished,
     }
+    return deepcopy(state)
+
+
+def find_non_finite(tensors: Mapping[str, Tensor], unlogged_losses: list[float]) -> str:
+    """Return what is not finite in a checkpoint, "loss" or "model"; empty if all is finite."""
+    if not math.isfinite(sum(unlogged_losses)):
+        return "loss"
+    weights = (tensor for name, tensor in tensors.items() if name.startswith("model."))
+    return "" if all(map(is_finite, weights)) else "model"
 
 
 def restore_checkpoint(trainer: Trainer, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -72,7 +95,7 @@ def restore_checkpoint(trainer: Trainer, tensors: dict[str, Tensor], state: dict
         if part not in parts:
             raise ValueError(f"unknown tensor {name}")
         parts[part][suffix] = tensor
-    load_weights(task.model, parts["model"], trainer.folder.checkpoints_folder)
+    load_weights(train_step.task.model, parts["model"], trainer.folder.checkpoints_folder)
     optimizer_state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in parts["optimizer"].items():
         index, _, key = name.partition(".")

@@ -11,7 +11,7 @@ from triform.config.settings import Settings, describe_differences
 from triform.errors import CheckpointError, ConfigError
 from triform.io.errors import write_errors
 from triform.io.run_layout import RUN_FOLDER_PATTERNS
-from triform.training.length import LENGTH_SETTINGS, apply_length
+from triform.training.length import RESUME_SETTINGS, apply_length
 from triform.training.run_folder import RunFolder
 
 
@@ -31,9 +31,21 @@ def create_default_folder(requested: Settings) -> str:
 
 @contextmanager
 def claim_run_folder(
-    folder: RunFolder, requested: Settings, *, resume: bool = False, overwrite: bool = False
+    folder: RunFolder,
+    requested: Settings,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    required: bool = True,
 ) -> Iterator[tuple[Config | None, tuple[str, ...]]]:
     """Lock a run folder for this process inside the `with` block.
+
+    Args:
+        folder: The run folder.
+        requested: The settings that the user gives.
+        resume: Continue the run in the folder.
+        overwrite: Replace the run in the folder.
+        required: Whether the folder of a run to resume must exist. Otherwise a missing run is started.
 
     Yields:
         The stored settings if an earlier run is resumed, else None; and notices for the user.
@@ -41,7 +53,7 @@ def claim_run_folder(
     Raises:
         CheckpointError: Another process uses the folder, or the folder contains something else.
     """
-    if resume and not folder.path.is_dir():
+    if resume and required and not folder.path.is_dir():
         raise CheckpointError(f"{folder.path}: no such run folder, so there is nothing to resume")
     with folder.lock(f"training {requested['task']}" if "task" in requested else "saving a run") as notice:
         yield _validate_claim(folder, requested, resume=resume, overwrite=overwrite), (notice,) if notice else ()
@@ -54,7 +66,7 @@ def _validate_claim(folder: RunFolder, requested: Settings, *, resume: bool, ove
     if resume and folder.config_file.exists():
         stored = folder.read_config()
         if conflicts := describe_differences(
-            {name: requested[name] for name in requested if name not in LENGTH_SETTINGS}, stored
+            {name: requested[name] for name in requested if name not in RESUME_SETTINGS}, stored
         ):
             raise ConfigError(
                 f"{folder.path}: --resume continues with the stored settings, but these differ: "

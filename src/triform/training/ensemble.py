@@ -24,12 +24,13 @@ from triform.progress import report_progress_to
 from triform.tasks.batch import Dataset
 from triform.tasks.device_data import BatchPlan, DeviceDataset
 from triform.tasks.task import Task
+from triform.training.build_step import load_device_dataset
 from triform.training.graph_cache import side_stream
 from triform.training.stacked_models import StackedModels, common_shape
 from triform.training.stopping import Interruptible
 from triform.training.throughput import peak_memory
 from triform.training.train_step import TrainStep, collect_step_stats
-from triform.training.trainer import Trainer, load_device_dataset
+from triform.training.trainer import Trainer
 
 PROBE_STEPS = 8  # steps whose batch shapes decide whether training together is faster
 MAX_MEMBERS = 128  # members that are stacked at once; more are not faster
@@ -93,6 +94,7 @@ def must_train_alone(config: TrainConfig) -> bool:
 class EnsembleMember(Trainer):
     """A trainer whose steps and validations are computed by an `Ensemble`."""
 
+    background_checkpoints = False  # the ensemble writes the checkpoints of all members in parallel
     ensemble: Ensemble
     defer_checkpoint = checkpoint_requested = False  # whether a due checkpoint is only recorded and written later
     failure: DivergedError | None = None

@@ -16,6 +16,7 @@ from triform.training.run_folder import RunFolder
 from triform.training.trainer import Trainer
 
 LENGTH_SETTINGS = ("train.max_steps", "train.epochs", "train.patience")  # may be raised on a resume
+RESUME_SETTINGS = (*LENGTH_SETTINGS, "train.parallel")  # may be changed on a resume
 DECAYING_SCHEDULES = ("cosine", "linear")  # schedules that end where training ends
 
 
@@ -55,11 +56,11 @@ def format_early_stopping_notice(trainer: Trainer) -> list[str]:
 
 
 def apply_length(stored: Config, requested: Mapping[str, SettingValue]) -> Config:
-    """Return a run's settings with the number of steps, epochs and patience that a resume requests."""
+    """Return a run's settings with those of `RESUME_SETTINGS` that a resume requests."""
     if stored.train.max_minutes and "train.max_minutes" in requested:  # the same command was repeated
         return stored
     overrides = {
-        name: requested[name] for name in LENGTH_SETTINGS if requested.get(name, DEFAULTS[name]) != DEFAULTS[name]
+        name: requested[name] for name in RESUME_SETTINGS if requested.get(name, DEFAULTS[name]) != DEFAULTS[name]
     }
     if "train.max_steps" in overrides:
         overrides["train.epochs"] = 0.0

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from triform.analysis.capacity import build_workload, find_max_batch_size, split_batch
-from triform.analysis.costs import estimate_costs
+from triform.analysis.device_memory import DeviceMemory, Engine, choose_engine, estimate_device_memory
 from triform.analysis.host_memory import GIB, available_memory
 from triform.config import Config
 from triform.config.settings import build_config
@@ -15,6 +15,7 @@ from triform.errors import ConfigError
 from triform.tasks import Task
 from triform.training.freezing import count_trainable
 from triform.training.train_step import resolve_compute_dtype
+from triform.world import current_world
 
 AUTO_BATCH_HINT = "or let --set train.auto_batch=true find it"
 
@@ -33,20 +34,47 @@ def require_training_memory(task: Task, device: torch.device) -> None:
     """
     if device.type not in ("cpu", "cuda"):
         return
+    engine = choose_parallel(task, device)
+    needed = estimate_process_memory(task, device, engine).state
+    available = training_memory(task, device)
+    if needed > available:
+        part = " in each process" if engine == "fsdp" else ""
+        raise ConfigError(
+            f"training needs {needed / GIB:,.1f} GiB for weights, gradients and the state of "
+            f"{task.config.train.optimizer}{part}, but {available / GIB:,.1f} GiB are free on {device}; lower "
+            "model.d_model or model.n_layers, or train fewer weights (train.freeze_layers, train.lora_rank)"
+        )
+
+
+def choose_parallel(task: Task, device: torch.device) -> Engine:
+    """Return how several processes train a model.
+
+    With `train.parallel=auto`, each has a copy of the model if that fits into its memory, and otherwise a part.
+    """
+    train = task.config.train
+    if train.parallel != "auto":
+        return train.parallel
+    n_processes = current_world().size
+    if n_processes == 1 or train.exact or device.type not in ("cpu", "cuda"):
+        return "ddp"
+    return choose_engine(estimate_process_memory(task, device, "ddp"), training_memory(task, device))
+
+
+def estimate_process_memory(task: Task, device: torch.device, engine: Engine) -> DeviceMemory:
+    """Return the memory of one process."""
     usage = build_workload(
         task.config, task.config.data.longest_training_example, bf16=False, gpu=device.type == "cuda"
     )
     usage = replace(usage, **count_trainable(task.model)._asdict())
-    needed = sum(item.total for item in estimate_costs(task.config, task.sizes, usage).training)
-    # On the host, the model is already in memory.
+    return estimate_device_memory(engine, task.config, task.sizes, usage, current_world().size)
+
+
+def training_memory(task: Task, device: torch.device) -> int:
+    """Return the bytes that training may use on a device, including those that the model already uses there."""
     model_bytes = sum(p.numel() * p.element_size() for p in task.model.parameters())
-    available = free_memory(device) if device.type == "cuda" else available_memory() + model_bytes
-    if needed > available:
-        raise ConfigError(
-            f"training needs {needed / GIB:,.1f} GiB for weights, gradients and the state of "
-            f"{task.config.train.optimizer}, but {available / GIB:,.1f} GiB are free on {device}; lower "
-            "model.d_model or model.n_layers, or train fewer weights (train.freeze_layers, train.lora_rank)"
-        )
+    if device.type == "cpu":
+        return available_memory() + model_bytes
+    return free_memory(device) + (model_bytes if task.device.type == "cuda" else 0)
 
 
 def max_batch_that_fits(task: Task, device: torch.device, memory: int) -> int:

@@ -36,13 +36,14 @@ from triform.io.run_layout import (
     RUN_FILES,
     RUN_FOLDER_PATTERNS,
     RUN_FORMAT,
+    SHARD_FILES,
     SOURCES_FILE,
     STATE_FILE,
     TENSORS_FILE,
     TOKENS_FOLDER,
 )
 from triform.training.checkpoint_schema import find_state_problem
-from triform.training.tensors import read_shapes, read_tensors, save_tensors
+from triform.training.tensors import NewTensor, read_shapes, read_tensors, save_tensors
 
 UNVALIDATED_SUFFIX = "-unvalidated"  # suffix of a checkpoint whose validation was interrupted
 
@@ -110,8 +111,8 @@ class RunFolder:
         if checkpoint := self.latest_checkpoint():
             tensors, state = self.read_checkpoint(checkpoint)
             with write_errors(checkpoint, self.path):
-                tensors_file, state_file = (checkpoint / name for name in CHECKPOINT_FILES)
-                with atomic_recorded_files(tensors_file, state_file) as (temporary_tensors, temporary_state):
+                paths = (checkpoint / TENSORS_FILE, checkpoint / STATE_FILE)
+                with atomic_recorded_files(*paths) as (temporary_tensors, temporary_state):
                     save_tensors(temporary_tensors, tensors)
                     temporary_state.write_bytes(json.dumps(state).encode())
         if self.model_file.exists():
@@ -175,15 +176,18 @@ class RunFolder:
         """Return the settings of the run; see `triform.io.run_config.read_run_config`."""
         return read_run_config(self.path, verify=self.verify)
 
-    def write_checkpoint(
-        self, step: int, tensors: dict[str, Tensor], state: dict[str, Any], *, validation_due: bool = False
-    ) -> None:
-        """Write a checkpoint, and only then remove the older ones.
+    def checkpoint_path(self, state: dict[str, Any]) -> Path:
+        """Return the folder of the checkpoint with this state.
 
         A checkpoint whose validation was interrupted has a different name, because the checkpoint of
         the validated step is written later.
         """
-        destination = self.checkpoints_folder / f"step-{step:09d}{UNVALIDATED_SUFFIX if validation_due else ''}"
+        step, validation_due = state["progress"]["step"], state["progress"]["validation_due"]
+        return self.checkpoints_folder / f"step-{step:09d}{UNVALIDATED_SUFFIX if validation_due else ''}"
+
+    def write_checkpoint(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Write a checkpoint, and only then remove the older ones."""
+        destination = self.checkpoint_path(state)
         if destination.exists():
             return
         with write_errors(destination, self.path):
@@ -192,9 +196,13 @@ class RunFolder:
                 save_tensors(temporary / TENSORS_FILE, tensors)
                 (temporary / STATE_FILE).write_bytes(json.dumps(state).encode())
                 record_digests(temporary, CHECKPOINT_FILES)
-            for old_checkpoint in self.checkpoints_folder.glob("step-*"):
-                if old_checkpoint != destination:
-                    shutil.rmtree(old_checkpoint)
+            self.remove_older_checkpoints(destination)
+
+    def remove_older_checkpoints(self, latest: Path) -> None:
+        """Remove all checkpoints but the latest one."""
+        for old_checkpoint in self.checkpoints_folder.glob("step-*"):
+            if old_checkpoint != latest:
+                shutil.rmtree(old_checkpoint)
 
     def latest_checkpoint(self) -> Path | None:
         """Return the newest complete checkpoint. One whose removal was interrupted is incomplete."""
@@ -205,12 +213,26 @@ class RunFolder:
         intact = [path for path in candidates if (path / STATE_FILE).exists()]
         return intact[0] if intact else None
 
-    def read_checkpoint(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the tensors and the state of a checkpoint."""
+    def read_checkpoint(
+        self, path: Path, new_tensor: NewTensor | None = None
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the tensors and the state of a checkpoint.
+
+        Args:
+            path: The checkpoint.
+            new_tensor: See `triform.training.sharded_tensors.read_shards`. By default, tensors are read as a whole.
+        """
         files.refuse_special_files(path)
         if self.verify:
             verify_digests(path, CHECKPOINT_FILES)
-        return migrate_checkpoint_tensors(read_tensors(path / TENSORS_FILE)), self.read_state(path)
+        if new_tensor is None and not any(path.glob(SHARD_FILES)):
+            tensors = read_tensors(path / TENSORS_FILE)
+        else:
+            # Importing torch.distributed.checkpoint takes more than a second.
+            from triform.training.sharded_tensors import new_full_tensor, read_shards
+
+            tensors = read_shards(path, new_tensor or new_full_tensor)
+        return migrate_checkpoint_tensors(tensors), self.read_state(path)
 
     def read_latest_checkpoint(self) -> tuple[Path, dict[str, Tensor], dict[str, Any]] | None:
         """Return the newest checkpoint with its tensors and its state; None if there is none.

@@ -7,6 +7,7 @@ time budget, and `resolve_length` chooses those that depend on the number of ste
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TextIO, TypeVar
 
@@ -15,7 +16,7 @@ import torch
 from triform.analysis.capacity import training_flops_per_token
 from triform.config import Config
 from triform.config.merging import DATA_FILE_SETTINGS, split_aligned_name
-from triform.config.settings import flatten_config
+from triform.config.settings import build_config, flatten_config
 from triform.data.readers import fingerprint
 from triform.errors import CheckpointError
 from triform.formatting import print_message
@@ -30,6 +31,7 @@ from triform.training.run_folder import RunFolder
 from triform.training.time_budget import fit_steps_to_budget
 from triform.training.trainer import Trainer
 from triform.training.validation_table import ValidationTable
+from triform.world import broadcast_value, current_world, run_in_order
 
 TrainerT = TypeVar("TrainerT", bound=Trainer)
 
@@ -37,18 +39,31 @@ TrainerT = TypeVar("TrainerT", bound=Trainer)
 def prepare_data_and_model(
     config: Config, folder: RunFolder, device: torch.device, *, resume: bool
 ) -> PreparedTask:
-    """Read the data and move the model to its device. A new run is also adapted to its memory and time budget."""
-    prepared = TASKS[config.task].prepare(config, folder.path, resume=resume)
-    prepared = replace(
-        prepared, notices=(*prepared.notices, *load_initial_weights(prepared.task, folder, resume=resume))
-    )
-    require_training_memory(prepared.task, device)
+    """Read the data and move the model to its device. A new run is also adapted to its memory and time budget.
+
+    Of several processes, the main one reads the data first, and the others use the files that it writes.
+    """
+
+    def prepare() -> PreparedTask:
+        prepared = TASKS[config.task].prepare(config, folder.path, resume=resume)
+        notices = load_initial_weights(prepared.task, folder, resume=resume)
+        require_training_memory(prepared.task, device)
+        return replace(prepared, notices=(*prepared.notices, *notices))
+
+    prepared = run_in_order(prepare, main_first=True)
     if resume:
         prepared.task.model.to(device)
         return prepared
-    prepared = prepared.with_config(*fit_batch_to_memory(prepared.task, device))
+    prepared = use_config_of_main(prepared.with_config(*fit_batch_to_memory(prepared.task, device)))
     prepared.task.model.to(device)
-    return prepared.with_config(*fit_steps_to_budget(prepared, folder))
+    return use_config_of_main(prepared.with_config(*fit_steps_to_budget(prepared, folder)))
+
+
+def use_config_of_main(prepared: PreparedTask) -> PreparedTask:
+    """Return the same data and model with the settings of the main process, whose memory and clock decide."""
+    if current_world().size == 1:
+        return prepared
+    return prepared.with_config(build_config(broadcast_value(flatten_config(prepared.task.config))))
 
 
 def initialise_trainer(
@@ -59,8 +74,11 @@ def initialise_trainer(
     trainer_class: type[TrainerT],
     quiet: bool = False,
     stream: TextIO | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> TrainerT:
     """Write a run's settings and tokenizers to its folder, and return a trainer at the current step of the run.
+
+    Only the main one of several processes writes, shows progress and prints.
 
     Args:
         prepared: The data and the model, which is already on its device.
@@ -69,35 +87,52 @@ def initialise_trainer(
         trainer_class: `Trainer`, or `EnsembleMember` for a run that is trained together with others.
         quiet: Show no progress.
         stream: Where to show progress. The default is standard error.
+        callbacks: Observers in addition to the metrics file and the display of progress.
     """
     prepared = prepared.with_config(resolve_length(prepared))
     task = prepared.task
-    files = [str(flatten_config(task.config)[name]) for name in DATA_FILE_SETTINGS]
-    files += [file for _, name in task.config.data.monitored_files for file in split_aligned_name(name)]
-    fingerprints = {"data": {file: fingerprint(file) for file in files if file}}
-    extension_notices: list[str] = []
-    if resume:
-        _check_same_data(folder, fingerprints["data"])
-        extension_notices = extend_run(folder, prepared)
-        if folder.latest_checkpoint() is None:  # the run starts again, and so do its events
-            folder.metrics_file.unlink(missing_ok=True)
-    else:
-        tokens_folder = folder.tokens_folder  # just written by prepare; all other files are those of an older run
-        folder.clear(keep_name=tokens_folder.name)
-        task.save(folder.path)
-        folder.write_config(task.config)
-    callbacks: list[Callback] = [MetricsFile(folder.metrics_file)]
+    fingerprints = {"data": run_in_order(lambda: data_fingerprints(task.config))}
+    is_main = current_world().is_main
+    extension_notices = run_in_order(
+        lambda: _write_settings(prepared, folder, fingerprints, resume) if is_main else []
+    )
+    observers: list[Callback] = [MetricsFile(folder.metrics_file), *callbacks] if is_main else []
     flops_per_token = training_flops_per_token(task.config, task.sizes, _mean_length(prepared))
-    trainer = trainer_class(prepared, folder, callbacks, fingerprints, flops_per_token)
+    trainer = trainer_class(prepared, folder, observers, fingerprints, flops_per_token)
+    quiet = quiet or not is_main
     if not quiet:
-        callbacks.append(build_display(trainer, trainer.max_steps, stream))
+        observers.append(build_display(trainer, trainer.max_steps, stream))
     if resume:
-        trainer.resume()
+        run_in_order(trainer.resume)
         extension_notices = extension_notices and (format_stopped_early_notice(trainer) or extension_notices)
     if not quiet:
         for text in extension_notices:
             print_message(text, stream)
     return trainer
+
+
+def _write_settings(
+    prepared: PreparedTask, folder: RunFolder, fingerprints: dict[str, dict[str, str]], resume: bool
+) -> list[str]:
+    """Write the settings and tokenizers of a new run, or of one that trains for longer. Return notices."""
+    if not resume:
+        tokens_folder = folder.tokens_folder  # just written by prepare; all other files are those of an older run
+        folder.clear(keep_name=tokens_folder.name)
+        prepared.task.save(folder.path)
+        folder.write_config(prepared.task.config)
+        return []
+    _check_same_data(folder, fingerprints["data"])
+    notices = extend_run(folder, prepared)
+    if folder.latest_checkpoint() is None:  # the run starts again, and so do its events
+        folder.metrics_file.unlink(missing_ok=True)
+    return notices
+
+
+def data_fingerprints(config: Config) -> dict[str, str]:
+    """Return the fingerprint of each data file of the settings."""
+    files = [str(flatten_config(config)[name]) for name in DATA_FILE_SETTINGS]
+    files += [file for _, name in config.data.monitored_files for file in split_aligned_name(name)]
+    return {file: fingerprint(file) for file in files if file}
 
 
 def build_display(trainer: Trainer, max_steps: int, stream: TextIO | None) -> ProgressDisplay:

@@ -20,11 +20,12 @@ class Interruptible:
 
     stop_requested = False
     is_validating = False
+    stops_at_once = True  # False: a validation is interrupted between two batches
 
     def stop(self) -> None:
         """Request a stop after the current step, or at once during a validation. The state is saved first."""
         self.stop_requested = True
-        if self.is_validating:
+        if self.is_validating and self.stops_at_once:
             raise ValidationInterrupted
 
     @contextmanager
@@ -39,10 +40,13 @@ class Interruptible:
             self.is_validating = False
 
 
-def format_resume_command(task: object, path: Path, device: str, extra_options: str = "") -> str:
+def format_resume_command(
+    task: object, path: Path, device: str, extra_options: str = "", *, n_processes: int = 1
+) -> str:
     """Return the command that continues a run."""
+    launcher = f"torchrun --nproc-per-node {n_processes} -m " if n_processes > 1 else ""
     device_option = "" if device == "auto" else f" --device {device}"
-    return f"triform train {task} --out {shlex.quote(str(path))}{extra_options} --resume{device_option}"
+    return f"{launcher}triform train {task} --out {shlex.quote(str(path))}{extra_options} --resume{device_option}"
 
 
 def interrupted_error(step: int, command: str) -> RunInterruptedError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from triform.errors import CheckpointError
 from triform.io.errors import damaged_error
 
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")  # dtypes of weights, as safetensors names them
+NewTensor = Callable[[str, torch.Size, torch.dtype], Tensor]  # memory for a tensor by its name, shape and dtype
 MAX_BATCHED_COPY_NUMEL = 1 << 20  # elements; smaller tensors are copied together
 
 
@@ -43,6 +44,11 @@ def batched_to_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         parts = flat.split([tensor.numel() for tensor in group.values()])  # type: ignore[no-untyped-call]
         copies |= {name: part.clone().view(group[name].shape) for name, part in zip(group, parts, strict=True)}
     return copies
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return the part of a `DTensor` that this process has, and any other tensor as a whole."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -95,10 +101,16 @@ def validate_shapes(path: Path, shapes: Mapping[str, Sequence[int]], expected: M
             )
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether all numbers are finite, of a `DTensor` those that this process has."""
+    part = local_part(tensor)
+    return bool(part.sum().isfinite() or part.isfinite().all())
+
+
 def validate_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Refuse weights with NaN or infinity. If the sum is finite, all numbers are, which is cheap to check."""
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not (tensor.sum().isfinite() or tensor.isfinite().all()):
+        if tensor.is_floating_point() and not is_finite(tensor):
             raise CheckpointError(
                 f"{path}: {name} contains numbers that are not finite (NaN or infinity), so the weights cannot be "
                 "used; restore them from a copy, or train again with --overwrite"

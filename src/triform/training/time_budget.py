@@ -20,6 +20,7 @@ from triform.training.length import count_steps
 from triform.training.rng import get_rng_state, set_rng_state
 from triform.training.run_folder import RunFolder
 from triform.training.trainer import Trainer
+from triform.world import broadcast_value
 
 WARM_UP_STEPS = 2  # steps that are not timed, because the first ones take longer
 MAX_TIMED_STEPS = 20
@@ -130,12 +131,15 @@ def _measure_step(trainer: Trainer, limit_seconds: float) -> float:
             torch.cuda.synchronize(trainer.task.device)
         if steps == 0:
             started_at = now()
-        elif steps == MAX_TIMED_STEPS or (steps > 0 and now() - started_at >= limit_seconds):
+        elif steps == MAX_TIMED_STEPS or (steps > 0 and broadcast_value(now() - started_at >= limit_seconds)):
             return max((now() - started_at) / steps, 1e-6)
 
 
 def _measure_validation(trainer: Trainer, limit_seconds: float) -> float:
-    """Return the seconds of a validation. One that takes longer than the limit is interrupted and extrapolated."""
+    """Return the seconds of a validation. One that takes longer than the limit is interrupted and extrapolated.
+
+    Several processes share each validation, but here each of them measures the whole.
+    """
     if not trainer.eval_sets:
         return 0.0
     started_at = phase_started_at = reported_at = now()
@@ -155,5 +159,5 @@ def _measure_validation(trainer: Trainer, limit_seconds: float) -> float:
             for data in trainer.eval_sets:
                 trainer.task.evaluator.evaluate(data, quick=True)
     except TimingLimitReached:
-        return estimate
-    return now() - started_at
+        return estimate / trainer.world.size
+    return (now() - started_at) / trainer.world.size

@@ -20,6 +20,7 @@ from triform.tasks.batch import Batch, Dataset
 from triform.tasks.device_data import BatchPlan
 from triform.tasks.task import Task
 from triform.training.optim import build_optimizer
+from triform.training.tensors import NewTensor
 
 
 class StepStats(NamedTuple):
@@ -50,15 +51,22 @@ class TrainStep:
         data: The training data, from which batches are collated.
     """
 
+    is_sharded = False  # whether each process has only a part of the weights
+    new_tensor: NewTensor | None = None  # memory for the tensors of a checkpoint; None: read them as a whole
+
     def __init__(self, task: Task, data: Dataset) -> None:
         self.task, self.data, self.config = task, data, task.config.train
         self.device = task.device
         self.optimizer = build_optimizer(task.model, self.config)
-        parameter = next(task.model.parameters())
-        self.losses = parameter.new_zeros(self.config.log_every)  # of the steps since the last log
+        dtype = next(task.model.parameters()).dtype
+        self.losses = torch.zeros(
+            self.config.log_every, dtype=dtype, device=self.device
+        )  # of the steps since the last log
         self.loss_index = torch.zeros(1, dtype=torch.long, device=self.device)  # where the next loss goes
-        self.grad_norm = parameter.new_zeros(())  # of the last step, before clipping
+        self.grad_norm = torch.zeros((), dtype=dtype, device=self.device)  # of the last step, before clipping
         self.notices: list[str] = []  # for the user; the trainer emits them
+        self.n_steps = 0  # taken so far; the trainer sets it before each step
+        self.stop_requested = False  # by this process; after a step of several processes, by any of them
         self.compute_dtype = resolve_compute_dtype(task.config, self.device)
         self.trainable_weights = [p.detach() for p in task.model.parameters() if p.requires_grad]
         self.ema = [torch.zeros_like(p) for p in self.trainable_weights] if self.config.ema_decay else []
@@ -79,22 +87,33 @@ class TrainStep:
 
     def optimize(self, batches: Sequence[Batch], n_predictions: int | Tensor, lr: float | Tensor) -> None:
         """Update the weights. The loss is summed over all micro-batches and divided once, by all predictions."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr if group["lr_scale"] == 1 else lr * group["lr_scale"]
+        self.set_lr(lr)
         total_loss = torch.zeros_like(self.grad_norm)
         for batch in batches:
             with self.autocast():
                 loss = self.task.loss(batch) / n_predictions
             loss.backward()  # type: ignore[no-untyped-call]
             total_loss = total_loss + loss.detach()
+        self.apply_gradients(total_loss)
+
+    def set_lr(self, lr: float | Tensor) -> None:
+        """Set the learning rate of the next update."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr if group["lr_scale"] == 1 else lr * group["lr_scale"]
+
+    def clip_gradients(self) -> Tensor:
+        """Limit the norm of the gradients, and return what it was."""
+        return torch.nn.utils.clip_grad_norm_(self.task.model.parameters(), self.config.clip_norm)
+
+    def apply_gradients(self, loss: Tensor) -> None:
+        """Clip the gradients, update the weights and their moving average, and record the loss of the step."""
         if self.config.clip_norm:
-            grad_norm = torch.nn.utils.clip_grad_norm_(self.task.model.parameters(), self.config.clip_norm)
-            self.grad_norm.copy_(grad_norm)
+            self.grad_norm.copy_(self.clip_gradients())
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema:
             torch._foreach_lerp_(self.ema, self.trainable_weights, 1.0 - self.config.ema_decay)
-        self.losses.index_copy_(0, self.loss_index, total_loss[None])
+        self.losses.index_copy_(0, self.loss_index, loss[None])
         self.loss_index += 1
 
     @contextmanager

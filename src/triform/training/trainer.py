@@ -9,9 +9,11 @@ import gc
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from triform.data.samplers import Indices
 from triform.errors import DivergedError, notice_level
@@ -20,24 +22,36 @@ from triform.io.errors import damaged_error
 from triform.nn.lora import merge_lora
 from triform.progress import report_progress_to
 from triform.tasks.batch import Dataset
-from triform.tasks.device_data import DeviceDataset
-from triform.tasks.task import PreparedTask, Task
+from triform.tasks.task import PreparedTask
+from triform.training.build_step import build_train_step
 from triform.training.callbacks import Callback
-from triform.training.checkpoint import Progress, checkpoint_state, checkpoint_tensors, restore_checkpoint
-from triform.training.cuda_graph_step import CudaGraphTrainStep
+from triform.training.checkpoint import (
+    UNLOGGED_LOSSES,
+    Progress,
+    checkpoint_state,
+    checkpoint_tensors,
+    find_non_finite,
+    restore_checkpoint,
+)
+from triform.training.checkpoint_writer import CheckpointWriter
 from triform.training.epochs import is_validation_step, steps_for_epochs, steps_per_validation
 from triform.training.lora_adapter import AdapterFile, merged_weights
 from triform.training.optim import build_schedule
 from triform.training.rng import get_rng_state, set_rng_state
 from triform.training.run_folder import RunFolder
+from triform.training.sharded_checkpoint import find_in_processes, write_sharded_checkpoint
 from triform.training.stopping import Interruptible, ValidationInterrupted
 from triform.training.tensors import load_weights
 from triform.training.throughput import ThroughputMeter
 from triform.training.train_step import StepStats, TrainStep
+from triform.world import GatherInterrupted, broadcast_value, current_world, interrupt_gather
 
 
 class Trainer(Interruptible):
     """Trains a task and keeps its best model and its checkpoints in a run folder.
+
+    Several processes may train one model together. Each of them has a trainer, and only that of the main process
+    writes files and has callbacks.
 
     Args:
         prepared: The task, its data, and its final settings.
@@ -46,6 +60,8 @@ class Trainer(Interruptible):
         metadata: Values that every checkpoint stores, such as the fingerprints of the data files.
         flops_per_token: Operations per training token, to report GPU utilisation; 0 if unknown.
     """
+
+    background_checkpoints = True  # whether training continues while a checkpoint is written
 
     def __init__(
         self,
@@ -59,6 +75,8 @@ class Trainer(Interruptible):
         self.monitors = prepared.monitors
         self.config = prepared.task.config.train
         self.folder, self.callbacks, self.metadata = folder, callbacks, metadata
+        self.world = current_world()
+        self.stops_at_once = self.world.size == 1
         self.sampler = self.train_data.sampler(self.config, prepared.task.config.seed)
         self.max_steps = self.config.max_steps or steps_for_epochs(
             self.config.epochs, self.sampler.steps_per_epoch, self.config.grad_accumulation
@@ -70,6 +88,7 @@ class Trainer(Interruptible):
         )
         self.schedule = build_schedule(self.config, self.max_steps)
         self.progress = Progress()
+        self.checkpoint_writer = CheckpointWriter(background=self.background_checkpoints)
         self.meter = ThroughputMeter(self.task.device, flops_per_token)
         self.eval_every = steps_per_validation(self.config, self.sampler.steps_per_epoch) if self.eval_sets else 0
         self.steps_since_log = 0
@@ -86,13 +105,8 @@ class Trainer(Interruptible):
         return [*([] if self.valid_data is None else [self.valid_data]), *self.monitors.values()]
 
     def build_train_step(self) -> TrainStep:
-        """Use CUDA graphs if there is a GPU with enough memory for the training data; otherwise run eagerly."""
-        device_dataset = (
-            load_device_dataset(self.task, self.train_data) if self.task.device.type == "cuda" else None
-        )
-        if device_dataset is None:
-            return TrainStep(self.task, self.train_data)
-        return CudaGraphTrainStep(self.task, self.train_data, device_dataset, self.max_steps)
+        """Return the step that the settings and the number of processes need."""
+        return build_train_step(self.task, self.train_data, self.max_steps)
 
     # -- the loop
 
@@ -105,11 +119,12 @@ class Trainer(Interruptible):
                 self.start()
                 if self.progress.validation_due:
                     self.finish_step()
-                while not self.progress.finished and not self.stop_requested:
+                while not self.progress.finished and not self.all_stop:
                     self.step()
                     self.after_step()
                 self.end()
         finally:
+            self.checkpoint_writer.close()
             self.close_callbacks()
 
     def skip_training(self) -> None:
@@ -122,9 +137,15 @@ class Trainer(Interruptible):
         self._started_at = time.monotonic() - self.progress.seconds
         self.meter.start()
 
+    @property
+    def all_stop(self) -> bool:
+        """Whether to stop now. Several processes agree on it in their steps, so all stop after the same one."""
+        return self.stop_requested if self.world.size == 1 else self.train_step.stop_requested
+
     def step(self) -> None:
         """Run one optimisation step."""
         batch_indices, lr = self.draw_batches()
+        self.train_step.n_steps, self.train_step.stop_requested = self.progress.step, self.stop_requested
         self.record_step(lr, self.train_step.step(batch_indices, lr))
 
     def draw_batches(self) -> tuple[list[Indices], float]:
@@ -170,6 +191,7 @@ class Trainer(Interruptible):
         """Save the final or interrupted state of the run."""
         if not self.progress.finished:
             self.save_checkpoint()
+            self.checkpoint_writer.wait()
             self._emit_now("end", reason="interrupted")
             return
         if self.valid_data is None:  # without validation, the last weights are the result
@@ -178,6 +200,7 @@ class Trainer(Interruptible):
         best = {} if self.progress.best is None else {"best": self.progress.best[self.task.metric]}
         self._emit_now("end", reason=self.progress.finished, best_step=self.progress.best_step, **best)
         self.save_checkpoint()
+        self.checkpoint_writer.wait()
 
     def release_memory(self) -> None:
         """Free the memory of the device. After this, the trainer cannot be used."""
@@ -213,6 +236,7 @@ class Trainer(Interruptible):
     # -- logging and validation
 
     def _log(self) -> None:
+        self.checkpoint_writer.check()
         losses = self._read_losses()
         grad_norm = {"grad_norm": self.train_step.grad_norm.item()} if self.config.clip_norm else {}
         self._emit_now(
@@ -230,16 +254,17 @@ class Trainer(Interruptible):
         """Return the losses since the last log. Reading waits for the device, so it is done only when needed."""
         losses: list[float] = self.train_step.losses[: self.steps_since_log].tolist()
         if not math.isfinite(sum(losses)):
-            raise self._diverged_error("loss")
+            self.checkpoint_writer.wait()  # it may be the last good checkpoint
+            raise self._diverged_error("loss", self.progress.step)
         return losses
 
-    def _diverged_error(self, quantity: str) -> DivergedError:
+    def _diverged_error(self, quantity: str, step: int) -> DivergedError:
         checkpoint = self.folder.latest_checkpoint()
         checkpoint_message = (
             f"the last good checkpoint is {checkpoint}" if checkpoint else "no checkpoint was written yet"
         )
         return DivergedError(
-            f"the {quantity} is not finite at step {self.progress.step}; {checkpoint_message}. "
+            f"the {quantity} is not finite at step {step}; {checkpoint_message}. "
             f"Try a lower train.lr than {self.config.lr:g}, a longer train.warmup_steps, or train.clip_norm=1"
         )
 
@@ -264,19 +289,28 @@ class Trainer(Interruptible):
                     self._update_best(metrics)
             self.progress.validation_due = False
         except ValidationInterrupted:
+            self.train_step.stop_requested = True
             self.task.model.train()
             set_rng_state(random_state, self.task.device)
         self.meter.exclude(time.monotonic() - started_at)
 
     def evaluate(self, data: Dataset) -> Metrics:
-        """Return the validation metrics of the current weights."""
-        with self.interruptible_validation(), report_progress_to(self.on_progress), self.train_step.autocast():
-            return self.task.evaluator.evaluate(data, quick=True)
+        """Return the validation metrics of the current weights. Several processes share the work."""
+        try:
+            with self.interruptible_validation(), report_progress_to(self.on_progress), self.train_step.autocast():
+                metrics = self.task.evaluator.evaluate(data, quick=True, world=self.world)
+            return dict(broadcast_value(metrics))
+        except GatherInterrupted:  # one process was interrupted, so all are
+            raise ValidationInterrupted from None
+        except ValidationInterrupted:
+            interrupt_gather()
+            raise
 
     def _update_best(self, metrics: Metrics) -> None:
         """Save the model if it is the best so far, and finish training if patience has run out."""
         if not math.isfinite(metrics["loss"]):  # without decoding there is no metric to compare
-            raise self._diverged_error("validation loss")
+            self.checkpoint_writer.wait()
+            raise self._diverged_error("validation loss", self.progress.step)
         progress = self.progress
         self._emit_now("valid", **metrics)
         self.schedule.on_validation_loss(metrics["loss"])
@@ -297,6 +331,8 @@ class Trainer(Interruptible):
 
     def _save_model(self) -> None:
         """Write the model with LoRA adapters merged, and the adapters also separately."""
+        if not self.world.is_main:
+            return
         self.folder.write_weights(merged_weights(self.task.model))
         if self.lora_adapter:
             self.lora_adapter.write()
@@ -309,28 +345,38 @@ class Trainer(Interruptible):
     # -- checkpoints
 
     def save_checkpoint(self) -> None:
-        """Write a checkpoint of the current step.
+        """Copy the state of the current step, and write it in the background if it is finite.
 
         Raises:
-            DivergedError: A loss or a weight is not finite. Such a state is never saved.
+            CheckpointError, DivergedError: The previous checkpoint could not be written.
         """
-        losses = self._read_losses()
-        if not torch.stack([p.isfinite().all() for p in self.task.model.parameters()]).all():
-            raise self._diverged_error("model")
         self.progress.seconds = time.monotonic() - self._started_at
-        self.folder.write_checkpoint(
-            self.progress.step,
-            checkpoint_tensors(self),
-            checkpoint_state(self, losses),
-            validation_due=self.progress.validation_due,
-        )
+        if self.world.is_main or self.train_step.is_sharded:
+            tensors = checkpoint_tensors(self)
+            write = partial(self._write_checkpoint, tensors, checkpoint_state(self), self.steps_since_log)
+            self.checkpoint_writer.save(tensors, write)
+
+    def _write_checkpoint(
+        self, tensors: dict[str, Tensor], state: dict[str, Any], n_losses: int, copies: dict[str, Tensor]
+    ) -> None:
+        """Write a state with copies of its tensors on the host. This may run in another thread."""
+        losses: list[float] = copies.pop(UNLOGGED_LOSSES)[:n_losses].tolist()
+        is_sharded = self.train_step.is_sharded
+        quantity = find_non_finite(copies, losses)
+        if quantity := find_in_processes(quantity) if is_sharded else quantity:
+            raise self._diverged_error(quantity, state["progress"]["step"])
+        state["window"] = {"losses": losses}
+        if is_sharded:
+            write_sharded_checkpoint(self.folder, {name: tensors[name] for name in copies}, copies, state)
+        else:
+            self.folder.write_checkpoint(copies, state)
 
     def resume(self) -> None:
         """Continue from the latest checkpoint, or start from the beginning if there is none."""
         checkpoint = self.folder.latest_checkpoint()
         if checkpoint is None:
             return
-        tensors, state = self.folder.read_checkpoint(checkpoint)
+        tensors, state = self.folder.read_checkpoint(checkpoint, self.train_step.new_tensor)
         try:
             restore_checkpoint(self, tensors, state)
         except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -347,11 +393,3 @@ class Trainer(Interruptible):
         if self.progress.finished == "patience":
             return not self._out_of_patience() and self.progress.step < self.max_steps
         return self.progress.finished == "max_steps" and self.progress.step < self.max_steps
-
-
-def load_device_dataset(task: Task, data: Dataset) -> DeviceDataset | None:
-    """Return the data on the task's device, or None if there is too little memory for it."""
-    try:
-        return data.to_device(task.device, task.config.train)
-    except torch.OutOfMemoryError:
-        return None

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from triform.config import DataConfig
 from triform.data import builtin_sets
-from triform.data.files import BLOCK_SIZE, BUILTIN_PREFIX, KIND_BY_SUFFIX, iter_text_blocks
+from triform.data.files import BLOCK_SIZE, BUILTIN_PREFIX, iter_text_blocks, kind_from_name
 from triform.data.readers import fingerprint, read_rows
 from triform.errors import ConfigError, DataError, TriformError, require_package
 from triform.text import split_words
@@ -142,8 +141,7 @@ def read_texts(path: str, data_config: DataConfig) -> Iterator[str]:
     if path.startswith(BUILTIN_PREFIX):
         blocks = [builtin_sets.load_text(path)] if builtin_sets.is_running_text(path) else None
     else:
-        suffix = Path(path.lower().removesuffix(".gz")).suffix
-        blocks = iter_text_blocks(path) if KIND_BY_SUFFIX.get(suffix, "txt") == "txt" else None
+        blocks = iter_text_blocks(path) if kind_from_name(path) in (None, "txt") else None
     return _read_table_texts(path, data_config) if blocks is None else _split_lines(blocks)
 
 

@@ -17,6 +17,7 @@ from triform.experiments.engine import (
     VariantResult,
     VariantSpec,
     experiment_folder,
+    name_resume_command,
     run_variants,
     settings_hash,
     to_json_value,
@@ -42,7 +43,7 @@ from triform.experiments.reproduce.result_file import (
 from triform.experiments.reproduce.smoke import SMOKE_SEEDS, smoke_settings
 from triform.experiments.reproduce.system import ReferenceSystem, SystemVariant
 from triform.experiments.reproduce.translation import compare_translations, read_examples
-from triform.experiments.seeds import collect_results
+from triform.experiments.seed_results import collect_results
 from triform.formatting import print_message
 from triform.launch import resolve_settings
 from triform.run import Run, load
@@ -70,7 +71,10 @@ def reproduce(system: ReferenceSystem, options: ReproduceOptions) -> ExperimentR
     variants = _available_variants(system, options)
     folder = options.experiment_folder(system.name)
     command = options.command(system.name, with_paths=True)
-    with experiment_folder(folder, f"reproducing {system.name}", command, options.run_options):
+    with (
+        name_resume_command(command),
+        experiment_folder(folder, f"reproducing {system.name}", options.run_options),
+    ):
         data = ExperimentData.prepare(system, options.data, folder / "data", smoke=options.smoke)
         result = _load_or_create_result(data, options)
         prepared = [_prepare_variant(variant, data, options, folder) for variant in variants]

@@ -74,12 +74,12 @@ def read_study(source: str | Path | Mapping[str, Any], seeds: int = 0) -> Study:
 def _parse_study(spec: Mapping[str, Any], origin: str, base_folder: Path, n_seeds: int) -> Study:
     require_known_keys(spec, STUDY_KEYS, origin, "a study")
     task = validate_task(spec.get("task"), origin)
-    name = _validate_name(spec.get("name", "study"), f"{origin}: name")
+    name = validate_name(spec.get("name", "study"), f"{origin}: name")
     study = Study(
         name=name,
         task=task,
-        metric=_validate_metric(spec.get("metric", TASK_METRICS[task][0]), task, origin),
-        seeds=_resolve_seeds(n_seeds or spec.get("seeds", DEFAULT_N_SEEDS), spec.get("seed", 0), origin),
+        metric=validate_metric(spec.get("metric", TASK_METRICS[task][0]), task, origin),
+        seeds=resolve_seeds(n_seeds or spec.get("seeds", DEFAULT_N_SEEDS), spec.get("seed", 0), origin),
         variants=_parse_variants(spec, task, origin, base_folder),
         test_files=_parse_test_files(spec.get("tests", {}), task, origin, base_folder),
     )
@@ -109,20 +109,23 @@ def validate_task(task: object, origin: str) -> TaskName:
     return task
 
 
-def _validate_name(value: object, location: str) -> str:
+def validate_name(value: object, location: str) -> str:
+    """Return a valid name of a folder; otherwise raise `ConfigError`."""
     if not isinstance(value, str) or not NAME_PATTERN.fullmatch(value):
         raise ConfigError(f"{location}={value!r} is used as a folder name; use only letters, digits and . _ + -")
     return value
 
 
-def _validate_metric(metric: object, task: TaskName, origin: str) -> str:
+def validate_metric(metric: object, task: TaskName, origin: str) -> str:
+    """Return a metric that the task has; otherwise raise `ConfigError`."""
     if metric not in TASK_METRICS[task]:
         suggestion = suggest_name(str(metric), TASK_METRICS[task])
         raise ConfigError(f"{origin}: {task} has no metric {metric!r}; {suggestion}")
     return str(metric)
 
 
-def _resolve_seeds(count: object, first: object, origin: str) -> tuple[int, ...]:
+def resolve_seeds(count: object, first: object, origin: str) -> tuple[int, ...]:
+    """Return `count` seeds from the first one; raise `ConfigError` if they are not valid."""
     if type(count) is not int or not 1 <= count <= MAX_SEEDS:
         raise ConfigError(
             f"{origin}: seeds={format_value(count)} must be the number of runs per variant, from 1 to {MAX_SEEDS}"
@@ -145,7 +148,7 @@ def _parse_variants(
     preset, common_settings = _parse_settings(spec.get("common", {}), f"{origin}: common", task, base_folder)
     variants = []
     for name, table in variant_tables.items():
-        location = f"{origin}: variants.{_validate_name(name, f'{origin}: variants')}"
+        location = f"{origin}: variants.{validate_name(name, f'{origin}: variants')}"
         own_preset, own_settings = _parse_settings(table, location, task, base_folder)
         try:
             settings = resolve_settings(
@@ -154,7 +157,7 @@ def _parse_variants(
         except ConfigError as error:
             raise ConfigError(f"{location}: {error}") from None
         for key in DATA_FILE_SETTINGS:
-            _validate_exists(str(settings.get(key, "")), f"{location}: {key}")
+            validate_exists(str(settings.get(key, "")), f"{location}: {key}")
         variants.append(StudyVariant(name=name, settings=settings))
     return tuple(variants)
 
@@ -165,10 +168,13 @@ def _parse_settings(table: object, location: str, task: TaskName, base_folder: P
         if key in require_table(table, location):
             raise ConfigError(f"{location}: {key} is the same for all variants; set it at the top of the study")
     preset, settings = parse_settings_table(table, location)
-    return preset, settings | {
-        key: _resolve_files(str(settings[key]), task, base_folder)
-        for key in DATA_FILE_SETTINGS
-        if settings.get(key)
+    return preset, resolve_setting_files(settings, task, base_folder)
+
+
+def resolve_setting_files(settings: Settings, task: TaskName, base_folder: Path) -> Settings:
+    """Return settings with data files relative to a folder."""
+    return settings | {
+        key: resolve_files(str(settings[key]), task, base_folder) for key in DATA_FILE_SETTINGS if settings.get(key)
     }
 
 
@@ -181,7 +187,7 @@ def parse_settings_table(table: object, location: str) -> tuple[str, Settings]:
     return preset, parse_settings(entries, Path(location))
 
 
-def _resolve_files(files: str, task: TaskName, base_folder: Path) -> str:
+def resolve_files(files: str, task: TaskName, base_folder: Path) -> str:
     """Resolve a file name relative to the folder of the study; for translate, two names joined by a comma."""
     if files.startswith(BUILTIN_PREFIX):
         return files
@@ -197,18 +203,19 @@ def _parse_test_files(table: object, task: TaskName, origin: str, base_folder: P
             raise ConfigError(f"{location}={value!r} must name a file")
         if name in (VALIDATION_SET, TRAINING_SET):
             raise ConfigError(f"{location}: this name is reserved for a set that every study has; choose another")
-        test_files[name] = _resolve_files(value, task, base_folder)
+        test_files[name] = resolve_files(value, task, base_folder)
         for path in test_files[name].split(",") if task == "translate" else [test_files[name]]:
-            _validate_exists(path, location)
+            validate_exists(path, location)
     return test_files
 
 
-def _validate_exists(path: str, location: str) -> None:
+def validate_exists(path: str, location: str) -> None:
+    """Raise `DataError` if a data file does not exist."""
     if path and not path.startswith(BUILTIN_PREFIX) and not Path(path).exists():
         raise DataError("no such file", path=f"{location}: {path}")
 
 
-def _has_validation(settings: Settings) -> bool:
+def has_validation(settings: Settings) -> bool:
     """Return whether runs with these settings have validation data."""
     data_config = build_config(settings).data
     return bool(data_config.valid or data_config.valid_source or data_config.valid_fraction)
@@ -249,9 +256,9 @@ def _validate_comparable(study: Study, origin: str) -> None:
                 f"{pair_location} differ in their vocabulary, so their {study.metric} is not the same measure: "
                 f'compare by metric = "{suggested}"'
             )
-        is_validated = _has_validation(first.settings)
+        is_validated = has_validation(first.settings)
         same_rows = validation_source(first.settings) == validation_source(other.settings) or (
             study.test_files and not is_validated
         )
-        if is_validated != _has_validation(other.settings) or not same_rows:
+        if is_validated != has_validation(other.settings) or not same_rows:
             raise ConfigError(f"{pair_location} are not judged on the same rows; give all variants one data.valid")

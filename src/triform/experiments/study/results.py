@@ -24,7 +24,7 @@ from triform.evaluation.statistics import (
 )
 from triform.experiments.engine import SeedResult, VariantResult
 from triform.experiments.pairing import VariantPair, compare_pairs, pair_over_seeds
-from triform.experiments.seeds import TRAINING_LOSS
+from triform.experiments.seed_results import TRAINING_LOSS
 from triform.experiments.study.plan import TRAINING_SET, VALIDATION_SET, Study
 from triform.formatting import metric_info
 from triform.reporting.run_history import RunHistory, read_history

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from triform.data.readers import TextPair, fingerprint
 from triform.errors import format_notice
 from triform.evaluation.metrics import bleu_statistics, compute_translation_metrics
-from triform.experiments.engine import Evaluation, JsonDict, VariantSpec, experiment_folder, run_variants
+from triform.experiments.engine import (
+    Evaluation,
+    JsonDict,
+    VariantSpec,
+    experiment_folder,
+    name_resume_command,
+    share_variants,
+)
 from triform.experiments.study.page import write_study_page
 from triform.experiments.study.plan import VALIDATION_SET, Study, read_study
 from triform.experiments.study.plan_file import register_plan
@@ -29,22 +36,28 @@ def compare(
     *,
     seeds: int = 0,
     out: str | Path = "",
+    by_seed: bool = False,
     device: str = "auto",
     quiet: bool = False,
     progress: TextIO | None = None,
+    on_start: Callable[[], None] | None = None,
 ) -> StudyResult:
     """Train every variant of a study with every seed, and test which differences are real.
 
     Finished runs in the output folder are not repeated, so an interrupted study resumes. The results are written to
-    `study.md`, `study.csv`, `study.json` and `study.html` in this folder.
+    `study.md`, `study.csv`, `study.json` and `study.html` in this folder. Several processes, also on
+    several machines, share the work if they use the same output folder.
 
     Args:
         study: A TOML file, or a mapping of the same form.
         seeds: Number of seeds, instead of the number in the study.
         out: Output folder; the default is `runs/NAME`.
+        by_seed: Share single runs with other processes. Otherwise they share variants, and small models with
+            different seeds are trained together.
         device: `auto`, `cpu`, `cuda` or `mps`.
         quiet: Print no progress.
         progress: Stream for the progress output; the default is standard error.
+        on_start: Called when the study is known to be valid, before anything is trained.
 
     Raises:
         ConfigError: The study is not valid, or has changed since its runs were trained.
@@ -66,13 +79,29 @@ def compare(
     plan = read_study(study, seeds)
     folder = Path(out or Path("runs") / plan.name)
     options = RunOptions(device=device, quiet=quiet, progress=progress)
-    with experiment_folder(folder, "comparing", _resume_command(study, seeds, folder, options), options):
+    with name_resume_command(_resume_command(study, seeds, folder, options)):
+        return run_study(plan, folder, options, by_seed=by_seed, on_start=on_start)
+
+
+def run_study(
+    plan: Study,
+    folder: Path,
+    options: RunOptions,
+    *,
+    by_seed: bool,
+    on_start: Callable[[], None] | None = None,
+) -> StudyResult:
+    """Run a study that has been read, together with other processes that run it in the same folder."""
+    with experiment_folder(folder, "preparing a study", options, wait=True):
         register_plan(folder, plan)
-        if not quiet:
-            for warning in _training_file_warnings(plan):
-                print_message(format_notice(warning), progress)
-        variants = list(run_variants(_variant_specs(plan, folder), _study_evaluation(plan), options))
-        result = collect_results(plan, folder, variants)
+    if on_start:
+        on_start()
+    if not options.quiet:
+        for warning in _training_file_warnings(plan):
+            print_message(format_notice(warning), options.progress)
+    variants = share_variants(_variant_specs(plan, folder), _study_evaluation(plan), options, by_seed=by_seed)
+    result = collect_results(plan, folder, variants)
+    with experiment_folder(folder, "writing the tables of a study", options, wait=True):
         write_tables(result)
         write_study_page(result)
     return result

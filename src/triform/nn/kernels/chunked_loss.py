@@ -59,7 +59,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         d_states, d_weight = [], None  # a frozen weight gets no gradient
         d_bias = torch.zeros_like(b) if b is not None and ctx.needs_input_grad[2] else None
         loss_and_grad = (
-            _compiled_cross_entropy_and_grad() if states.is_cuda and _can_compile() else cross_entropy_and_grad
+            _compiled_cross_entropy_and_grad() if states.is_cuda and can_compile() else cross_entropy_and_grad
         )
         chunks = (tensor.split(chunk_rows) for tensor in (states.to(dtype), targets))  # type: ignore[no-untyped-call]
         for x, chunk_targets in zip(*chunks, strict=True):
@@ -115,7 +115,7 @@ def _compiled_cross_entropy_and_grad() -> Any:
 
 
 @cache
-def _can_compile() -> bool:
+def can_compile() -> bool:
     """Return whether this machine can compile for CUDA, which needs a C compiler."""
     try:
         torch.compile(torch.neg)(torch.zeros(8, device="cuda"))

@@ -18,6 +18,7 @@ from triform.experiments.engine import (
     VariantResult,
     VariantSpec,
     experiment_folder,
+    name_resume_command,
     run_variants,
     settings_hash,
 )
@@ -62,7 +63,10 @@ def why_transformers(options: ReproduceOptions) -> ExperimentResult:
     device = resolve_device(options.device)
     folder = options.experiment_folder(WHY_TRANSFORMERS)
     command = options.command(WHY_TRANSFORMERS, with_paths=True)
-    with experiment_folder(folder, f"reproducing {WHY_TRANSFORMERS}", command, options.run_options):
+    with (
+        name_resume_command(command),
+        experiment_folder(folder, f"reproducing {WHY_TRANSFORMERS}", options.run_options),
+    ):
         new_result: ExperimentResult = {"format": FORMAT, "system": WHY_TRANSFORMERS, "parts": {}}
         result = read_result(options.results_folder, WHY_TRANSFORMERS) or new_result
         result["quick"] = options.smoke

@@ -1,0 +1,1 @@
+"""Search for good settings on Optuna: a space of settings, trials that workers share, and a report."""

@@ -1,0 +1,63 @@
+"""Start several processes of a command or of a script with torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+SCRIPT = Path(__file__).parent / "train_runs.py"
+TIMEOUT_SECONDS = 120  # of a launch; a hanging one fails its test
+
+
+def torchrun_command(n_processes: int, *arguments: str, options: Sequence[str] = ("--standalone",)) -> list[str]:
+    """Return the command that starts processes on this machine; arguments start with `-m triform` or a script."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", *options, "--nproc-per-node", str(n_processes)]
+    return [*launcher, *arguments]
+
+
+def child_environment(**variables: str) -> dict[str, str]:
+    """Return the environment of the processes: one thread each."""
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    }
+    return inherited | {"OMP_NUM_THREADS": "1"} | variables
+
+
+def torchrun(
+    n_processes: int,
+    *arguments: str,
+    options: Sequence[str] = ("--standalone",),
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Start processes, wait for them and return what they print."""
+    return subprocess.run(
+        torchrun_command(n_processes, *arguments, options=options),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        env=child_environment(**(environment or {})),
+    )
+
+
+def train_runs(n_processes: int, runs: list[dict[str, Any]], folder: Path) -> None:
+    """Train each of some runs in `n_processes` processes, one run after another in one launch.
+
+    Args:
+        n_processes: The number of processes.
+        runs: The arguments of `triform.train` for each run.
+        folder: Where the list of runs and the records of the data are written; see `train_runs.py`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "runs.json").write_text(json.dumps(runs), encoding="utf-8")
+    completed = torchrun(n_processes, str(SCRIPT), str(folder))
+    assert completed.returncode == 0, completed.stderr
+
+
+def triform_errors(completed: subprocess.CompletedProcess[str]) -> list[str]:
+    """Return the lines in which triform reports an error, without those of torchrun."""
+    return [line for line in completed.stderr.splitlines() if line.startswith("triform: ")]
