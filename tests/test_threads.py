@@ -107,7 +107,7 @@ def test_eight_threads_get_the_answers_of_one(runs: dict[str, Run]) -> None:
 
     def run_in_random_order(seed: int) -> list[tuple[int, Any]]:
         order = random.Random(seed).sample(range(len(all_jobs)), len(all_jobs))
-        barrier.wait(timeout=20)
+        barrier.wait(timeout=120)
         return [(index, all_jobs[index]()) for index in order]
 
     with ThreadPoolExecutor(N_THREADS) as threads:
@@ -129,7 +129,7 @@ def test_threads_that_record_attention_see_their_own_calls_only(runs: dict[str, 
     def record_own_calls(length: int) -> None:
         tokens = torch.full((1, length), 5, device=run.task.device)
         for _ in range(10):
-            barrier.wait(timeout=20)
+            barrier.wait(timeout=120)
             with record_attention(model) as recording, torch.inference_mode():
                 model(tokens)
             assert recording["encoder"].shape == (2, 1, 2, length, length)

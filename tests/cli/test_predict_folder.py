@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -147,24 +146,35 @@ def test_only_unfinished_parts_are_predicted_again(triform: Command, finished: A
     assert not leftover.exists()
 
 
+# A command that is killed when it has written its fourth part and has not recorded it.
+KILLED_COMMAND = """
+import os, signal
+from triform.cli.main import main
+from triform.cli.prediction_folder import FolderJob
+write_part = FolderJob._write_part
+def write_then_die(job, start, *arguments):
+    n_notes = write_part(job, start, *arguments)
+    if start == 30:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return n_notes
+FolderJob._write_part = write_then_die
+main()
+"""
+
+
 def test_a_killed_job_continues_with_the_same_command(
     triform: Command, classifier: Path, out: Path, tmp_path: Path
 ) -> None:
-    rows = write_rows(tmp_path / "rows.jsonl", 2000)
+    rows = write_rows(tmp_path / "rows.jsonl", 100)
     options = ("predict", classifier, "--input", rows, "--part-rows", 10, "--device", "cpu")
     arguments = [str(argument) for argument in (*options, "--output", f"{out}/")]
-    process = subprocess.Popen([sys.executable, "-m", "triform", *arguments], stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 120
-    while len(list(out.glob("part-*"))) < 3 and time.monotonic() < deadline:
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    finished_parts = {path.name: path.stat().st_mtime_ns for path in out.glob("part-*")}
-    n_recorded = len(read_manifest(out)["parts"])
-    assert 2 <= n_recorded < 200
-    assert triform(*arguments, "--json").json["predicted_parts"] == 200 - n_recorded
-    unchanged = [name for name, mtime in finished_parts.items() if (out / name).stat().st_mtime_ns == mtime]
-    assert len(unchanged) == n_recorded
+    command = [sys.executable, "-c", KILLED_COMMAND, *arguments]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == -signal.SIGKILL
+    finished_parts = {path.name: path.stat().st_ino for path in out.glob("part-*")}
+    assert len(finished_parts) == len(read_manifest(out)["parts"]) == 3
+    assert [path.name for path in out.iterdir() if path.name.startswith(".")]  # the part that was not finished
+    assert triform(*arguments, "--json").json["predicted_parts"] == 7
+    assert finished_parts.items() <= {path.name: path.stat().st_ino for path in out.glob("part-*")}.items()
     triform(*options, "--output", tmp_path / "one.jsonl")
     assert join_parts(out) == (tmp_path / "one.jsonl").read_bytes()
     assert not [path.name for path in out.iterdir() if path.name.startswith(".")]

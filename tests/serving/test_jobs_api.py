@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -28,7 +29,7 @@ TINY = {
     "train.log_every": 1,
     "train.eval_every": 200,
 }
-SECONDS = 60
+SECONDS = 120
 
 
 def connect(folder: Path, **options: Any) -> TestClient:
@@ -85,20 +86,25 @@ def test_a_job_is_stopped_resumed_and_finished_while_servers_come_and_go(folder:
     assert job["command"].startswith("triform train classify --data builtin:reviews --preset tiny --set model")
     name = job["id"]
     wait_for(first, name, lambda job: job["state"] == "training")
+    [record] = (folder / ".studio" / "jobs").glob("*.json")
+    pid = json.loads(record.read_text())["pid"]
+    os.kill(pid, signal.SIGSTOP)  # so that it does not finish before it is asked to stop
     assert refuse(first, name="second") == (
         409,
         f"{name} is training; one job trains at a time, so stop it or wait",
     )
-    [record] = (folder / ".studio" / "jobs").glob("*.json")
-    pid = json.loads(record.read_text())["pid"]
     assert os.getsid(pid) == pid  # Ctrl-C in the terminal of the server does not reach it
     metrics = folder / name / "metrics.jsonl"
 
     second = connect(folder)
     assert find_job(second, name)["state"] == "training"
-    wait_for(second, name, lambda _: metrics.exists() and '"event": "train"' in metrics.read_text())
+    os.kill(pid, signal.SIGCONT)
+    while not metrics.exists() or '"event": "train"' not in metrics.read_text():
+        time.sleep(0.001)
+    os.kill(pid, signal.SIGSTOP)
     assert second.post(f"/api/jobs/{name}/stop").json() == {"stopping": name}
     assert second.post(f"/api/jobs/{name}/stop").status_code == 200  # a second signal would not save
+    os.kill(pid, signal.SIGCONT)
     job = wait_for(second, name, has_ended)
     assert (job["state"], job["can_resume"]) == ("stopped", True)
     assert "everything is saved" in job["log"]

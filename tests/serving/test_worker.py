@@ -19,6 +19,7 @@ from triform.errors import ConfigError, DataError
 from triform.run import Run
 from triform.serving import worker as worker_module
 from triform.serving.endpoints import ApiError
+from triform.serving.generation_batches import GenerationBatches
 from triform.serving.text_stream import TextStream
 from triform.serving.worker import (
     GenerationRequest,
@@ -94,13 +95,13 @@ async def collect_text(worker: Worker, request: GenerationRequest) -> str:
 
 def run_async(main: Callable[[], Awaitable[Any]]) -> Any:
     async def with_limit() -> Any:
-        return await asyncio.wait_for(main(), 60)
+        return await asyncio.wait_for(main(), 240)
 
     return asyncio.run(with_limit())
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, "the condition never became true"
         time.sleep(0.001)
@@ -114,7 +115,7 @@ def blocked_model(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Iterator[t
 
     @contextmanager
     def wait_and_compute(self: Run) -> Iterator[None]:
-        release.wait(30)
+        release.wait(120)
         with original(self):
             yield
 
@@ -145,13 +146,32 @@ def test_requests_with_different_settings_get_what_predict_returns(name: str, ru
     assert len(set(expected)) > 6  # there is something to compare
 
 
-def test_requests_that_join_and_leave_change_no_other_text(runs: dict[str, Run]) -> None:
+@contextmanager
+def rounds_that_wait(monkeypatch: pytest.MonkeyPatch, seed: int) -> Iterator[threading.Semaphore]:
+    """The next round begins when the client that receives the text with this seed has released the semaphore."""
+    turns, decode = threading.Semaphore(1), GenerationBatches.decode
+
+    def wait_and_decode(batches: GenerationBatches) -> list[Any]:
+        turns.acquire(timeout=60)
+        answers = decode(batches)
+        if all(job.request.seed != seed for job, _ in answers):
+            turns.release()
+        return answers
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GenerationBatches, "decode", wait_and_decode)
+        yield turns
+
+
+def test_requests_that_join_and_leave_change_no_other_text(
+    runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = runs["generate"]
     request = make_request(run, "If you", SETTINGS[1], seed=3, max_new_tokens=150)
     expected = run.predict("If you", seed=3, max_new_tokens=150, **SETTINGS[1])[0].output
 
     async def main() -> str:
-        with start_worker(run) as worker:
+        with rounds_that_wait(monkeypatch, request.seed) as turns, start_worker(run) as worker:
             text, others = "", []
             async for update in worker.generate(request):
                 text += update.text
@@ -159,7 +179,9 @@ def test_requests_that_join_and_leave_change_no_other_text(runs: dict[str, Run])
                     other = make_request(run, "The", SETTINGS[update.n_tokens // 10 % 6], max_new_tokens=5)
                     others.append(asyncio.create_task(collect(worker, other)))
                     leaving = worker.generate(replace(other, max_new_tokens=100))
+                    await asyncio.sleep(0)
                     await leaving.aclose()
+                turns.release()
             await asyncio.gather(*others)
             assert max(worker.stats.batch_sizes) > 1
             return text
@@ -226,7 +248,7 @@ def test_no_batch_is_larger_than_allowed(runs: dict[str, Run]) -> None:
 def test_an_idle_worker_waits_where_rounds_are_long_so_that_requests_start_together(
     runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(worker_module.ARRIVAL_GAPS, "cpu", 10.0)
+    monkeypatch.setitem(worker_module.ARRIVAL_GAPS, "cpu", 30.0)
     monkeypatch.setattr(worker_module, "MAX_ARRIVAL_SECONDS", 60.0)
 
     async def main() -> None:

@@ -203,13 +203,19 @@ def test_a_hang_up_that_is_ignored_stays_ignored() -> None:
 def test_a_command_that_waits_for_another_library_ends_nonetheless() -> None:
     """The main thread is in a call that does not come back: no handler of Python's is reached."""
     code = """
-import hashlib, threading
+import hashlib, sys, threading, time
 from triform.interrupts import handle_signals, signals_as_ctrl_c
+def report_when_the_main_thread_is_in_the_call():
+    while sys._current_frames()[threading.main_thread().ident].f_lineno != LINE_OF_THE_CALL:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    print("ready", flush=True)
 with signals_as_ctrl_c(), handle_signals(exit_message=lambda: "nothing was saved"):
-    threading.Timer(0.5, print, ["ready"], {"flush": True}).start()  # by then the main thread is in the call
+    threading.Thread(target=report_when_the_main_thread_is_in_the_call, daemon=True).start()
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)
 """
-    pipe = subprocess.PIPE
+    line = code.splitlines().index('    hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)') + 1
+    code, pipe = code.replace("LINE_OF_THE_CALL", str(line)), subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -26,12 +25,25 @@ seeds = 2
 [common]
 data.train = "rows.tsv"
 model = { d_model = 8, n_layers = 1, n_heads = 2 }
-train = { max_steps = 300, batch_size = 4, checkpoint_every = 10, eval_every = 150 }
+train = { max_steps = 30, batch_size = 4, checkpoint_every = 10, eval_every = 15 }
 [variants.plain]
 [variants.narrow]
 model.window = 2
 [tests]
 more = "more.tsv"
+"""
+# A worker that stops itself after its first checkpoint: it keeps its lock and makes no progress.
+STOPPED_WORKER = """
+import os, signal
+from triform.cli.main import main
+from triform.training.trainer import Trainer
+step = Trainer.step
+def stop_then_step(trainer):
+    if trainer.progress.step == 15:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    step(trainer)
+Trainer.step = stop_then_step
+main()
 """
 RUNS = [(variant, seed) for variant in ("plain", "narrow") for seed in (0, 1)]
 
@@ -53,13 +65,12 @@ def test_a_run_of_a_worker_that_dies_is_continued_and_no_run_is_trained_twice(
 ) -> None:
     (workdir / "study.toml").write_text(STUDY, encoding="utf-8")
     monkeypatch.setattr(engine, "POLL_SECONDS", 0.05)
-    command = [sys.executable, "-m", "triform", "compare", "study.toml", "--out", "out", "--device", "cpu"]
-    other = subprocess.Popen([*command, "--workers", "1", "--quiet"], cwd=workdir)
+    options = ["compare", "study.toml", "--out", "out", "--device", "cpu", "--workers", "1", "--quiet"]
+    other = subprocess.Popen([sys.executable, "-c", STOPPED_WORKER, *options], cwd=workdir)
     folders = {run: RunFolder(workdir / "out" / run[0] / f"seed-{run[1]}") for run in RUNS}
     locked_run = folders[RUNS[0]]
     try:
-        wait_for(locked_run.latest_checkpoint, "checkpoint of the other worker")
-        os.kill(other.pid, signal.SIGSTOP)  # it keeps its lock and makes no progress
+        wait_for(lambda: os.waitpid(other.pid, os.WNOHANG | os.WUNTRACED)[0], "stop of the other worker")
         stopped_at = locked_run.latest_checkpoint()
 
         def kill_when_the_rest_is_done() -> None:

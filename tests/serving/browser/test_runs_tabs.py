@@ -97,8 +97,8 @@ def test_the_table_follows_a_run_that_trains(copies: Path, start_studio: Any, op
     address = start_studio(folder=copies)
     tab = open_tab(address, "#/runs")
     tab.wait_for_selector("tr[data-run='reviews'] >> text=finished")
+    append_events(copies / "reviews", {"event": "train", "step": 77, "loss": 0.5})
     with folder_lock(copies / "reviews", "training"):
-        append_events(copies / "reviews", {"event": "train", "step": 77, "loss": 0.5})
         tab.wait_for_selector("tr[data-run='reviews'] >> text=training")
         assert "77" in tab.inner_text("tr[data-run='reviews']")
     tab.wait_for_selector("tr[data-run='reviews'] >> text=finished")
