@@ -18,7 +18,13 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from triform.errors import CheckpointError
-from triform.training.sharded_tensors import SHARDING_KEY, read_shards, shard_name, write_shard
+from triform.training.sharded_tensors import (
+    SHARDING_KEY,
+    find_shard_places,
+    read_shards,
+    shard_name,
+    write_shard,
+)
 
 TENSORS = {
     "model.weight": torch.arange(66.0).view(11, 6),
@@ -61,8 +67,8 @@ def write_checkpoint(folder: Path, size: int) -> Path:
             tensors = {name: shard(tensor, rank, size) for name, tensor in TENSORS.items()}
             if rank:
                 tensors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
-            local_parts = {name: to_local(tensor) for name, tensor in tensors.items()}
-            write_shard(folder / shard_name(rank, size), tensors, local_parts)
+            parts = {name: to_local(tensor) for name, tensor in tensors.items()}
+            write_shard(folder / shard_name(rank, size), parts, find_shard_places(tensors))
     return folder
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from triform.evaluation.metrics import Metrics
 from triform.training.checkpoint_schema import validate_optimizer_state
 from triform.training.rng import get_rng_state, set_rng_state
-from triform.training.tensors import is_finite, load_weights, named_weights
+from triform.training.tensors import is_finite, load_weights, local_part, named_weights
 
 if TYPE_CHECKING:
     from triform.training.trainer import Trainer
@@ -100,10 +100,14 @@ def restore_checkpoint(trainer: Trainer, tensors: dict[str, Tensor], state: dict
     for name, tensor in parts["optimizer"].items():
         index, _, key = name.partition(".")
         optimizer_state.setdefault(int(index), {})[key] = tensor
-    validate_optimizer_state(optimizer_state, train_step.optimizer)
-    train_step.optimizer.load_state_dict(train_step.optimizer.state_dict() | {"state": optimizer_state})
+    validate_optimizer_state(optimizer_state, train_step.optimizer_parameters)
+    local_state = {
+        number: {key: local_part(tensor) for key, tensor in values.items()}
+        for number, values in optimizer_state.items()
+    }
+    train_step.optimizer.load_state_dict(train_step.optimizer.state_dict() | {"state": local_state})
     for number, average in enumerate(train_step.ema):
-        average.copy_(parts["ema"][str(number)])
+        average.copy_(local_part(parts["ema"][str(number)]))
     trainer.progress = Progress(**state["progress"])
     if trainer.progress.best is not None and task.metric not in trainer.progress.best:
         raise ValueError(f"progress.best has no {task.metric}")

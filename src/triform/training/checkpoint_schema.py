@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 Check = Callable[[Any], bool]
@@ -86,15 +85,18 @@ def _find_problem(values: dict[str, Any], checks: dict[str, Check], prefix: str)
     return ""
 
 
-def validate_optimizer_state(moments: dict[int, dict[str, Tensor]], optimizer: torch.optim.Optimizer) -> None:
+def validate_optimizer_state(moments: dict[int, dict[str, Tensor]], parameters: Sequence[Tensor]) -> None:
     """Check that each tensor of an optimizer's state has a parameter with the same shape.
 
     torch would notice a mismatch only at the next step.
 
+    Args:
+        moments: The state by the number of the parameter.
+        parameters: The parameters, in the order of the optimizer.
+
     Raises:
         ValueError: A tensor has no parameter, or another shape.
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, values in moments.items():
         if not 0 <= index < len(parameters):
             raise ValueError(f"optimizer.{index} has no parameter")

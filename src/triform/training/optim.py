@@ -52,10 +52,9 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
     """
     groups = build_parameter_groups(model, config.weight_decay, config.layer_decay)
     fused = next(model.parameters()).device.type in ("cpu", "cuda")
-    is_sharded = hasattr(next(model.parameters()), "to_local")  # the fused SGD of torch does not know a DTensor
     beta1, beta2 = config.betas
     if config.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused and not is_sharded)
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
     optimizer_class = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
     capturable = next(model.parameters()).is_cuda  # the step may be captured as a CUDA graph
     return optimizer_class(groups, lr=config.lr, betas=(beta1, beta2), fused=fused, capturable=capturable)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -16,6 +17,9 @@ from triform.io.run_layout import STATE_FILE
 from triform.training.run_folder import RunFolder
 from triform.world import current_world, gather_values_slowly, run_in_order
 
+if TYPE_CHECKING:
+    from triform.training.sharded_tensors import ShardPlace
+
 CHECKPOINT_CHANNEL = "checkpoint"  # for values that threads exchange while the training goes on
 
 
@@ -25,14 +29,14 @@ def find_in_processes(text: str) -> str:
 
 
 def write_sharded_checkpoint(
-    folder: RunFolder, tensors: dict[str, Tensor], copies: dict[str, Tensor], state: dict[str, Any]
+    folder: RunFolder, parts: dict[str, Tensor], places: Mapping[str, ShardPlace], state: dict[str, Any]
 ) -> None:
     """Write the part of this process, and wait until the checkpoint is published.
 
     Args:
         folder: The run folder, which all processes share.
-        tensors: The tensors by name, some of them a `DTensor`. Their data is not read.
-        copies: The data of each tensor in this process, on the host.
+        parts: The data of each tensor in this process, on the host.
+        places: The places of those tensors that are sharded. The main process writes the others.
         state: The content of state.json; that of the main process is written.
 
     Raises:
@@ -58,8 +62,8 @@ def write_sharded_checkpoint(
 
         def write_part() -> str:
             with write_errors(destination, folder.path):
-                own = {name: tensor for name, tensor in tensors.items() if world.is_main or _is_sharded(tensor)}
-                write_shard(file, own, copies)
+                own = {name: part for name, part in parts.items() if world.is_main or name in places}
+                write_shard(file, own, places)
                 files.fsync_path(file)
                 return file_digest(file)
 
@@ -76,7 +80,3 @@ def write_sharded_checkpoint(
                     folder.remove_older_checkpoints(destination)
 
         run_in_order(publish, channel=CHECKPOINT_CHANNEL)
-
-
-def _is_sharded(tensor: Tensor) -> bool:
-    return hasattr(tensor, "to_local")

@@ -2,17 +2,21 @@
 
 `trainer.task.model` stays the plain model, which validation and saving use. It has memory only while it is used:
 `use_ema_weights` collects the weights of all processes into it.
+
+Only the forward and backward pass use `DTensor`. Clipping, the optimizer and the moving average use the parts of
+this process as plain tensors, which share the memory of the parameters, because each operation on a `DTensor` takes
+much more time on the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy, deepcopy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -21,7 +25,8 @@ from triform.tasks.batch import Dataset
 from triform.tasks.device_data import DeviceDataset
 from triform.tasks.task import Task
 from triform.training.distributed_step import DataParallelTrainStep, LossModule, broadcast_weights
-from triform.training.tensors import named_weights
+from triform.training.sharded_tensors import ShardPlace, find_shard_places
+from triform.training.tensors import local_part, named_weights
 from triform.training.train_step import resolve_compute_dtype
 from triform.world import current_world
 
@@ -41,34 +46,55 @@ class ShardedTrainStep(DataParallelTrainStep):
         self.module = shard_model(sharded_task)
         super().__init__(sharded_task, data, max_steps, device_dataset)
         sharded_task.model.train()
+        self.sharded_weights = [p for p in sharded_task.model.parameters() if p.requires_grad]
+        self._optimize_local_parts()
+        self._parameters = {f"model.{name}": p for name, p in named_weights(sharded_task.model).items()}
+        self._parameters |= {f"optimizer.{index}": p for index, p in enumerate(self.optimizer_parameters)}
+        self._parameters |= {f"ema.{index}": p for index, p in enumerate(self.sharded_weights)}
+        self._places = find_shard_places(self._parameters)
+
+    def _optimize_local_parts(self) -> None:
+        """Give the optimizer the parts of this process instead of the sharded parameters."""
+        local_weights = dict(zip(self.sharded_weights, self.trainable_weights, strict=True))
+        for group in self.optimizer.param_groups:
+            group["params"] = [local_weights[parameter] for parameter in group["params"]]
 
     def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
         return nullcontext()  # every micro-batch, because gradients of the whole model take too much memory
 
+    def apply_gradients(self, loss: Tensor) -> None:
+        with torch.no_grad():
+            for weight, parameter in zip(self.trainable_weights, self.sharded_weights, strict=True):
+                weight.grad = None if parameter.grad is None else local_part(parameter.grad)
+                parameter.grad = None
+        super().apply_gradients(loss)
+
     def clip_gradients(self) -> Tensor:
-        return full_tensor(super().clip_gradients())
+        gradients = [weight.grad for weight in self.trainable_weights if weight.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if self.world.size > 1:
+            squares = norm.square()
+            distributed.all_reduce(squares)
+            norm = squares.sqrt()
+        torch.nn.utils.clip_grads_with_norm_(self.trainable_weights, self.config.clip_norm, norm)
+        return norm
 
     @contextmanager
     def use_ema_weights(self, step: int) -> Iterator[None]:
         """Collect the weights of all processes, or their moving average, in the plain model."""
-        averages = (
-            dict(zip(map(id, self._trainable_parameters()), self.ema, strict=True)) if step and self.ema else {}
-        )
+        averages = dict(zip(self.sharded_weights, self.ema, strict=True)) if step and self.ema else {}
         bias_correction = 1.0 - self.config.ema_decay**step
         self._set_memory(has_memory=True)
         with torch.no_grad():
             for full, sharded in zip(self.full_model.parameters(), self.task.model.parameters(), strict=True):
-                if (average := averages.get(id(sharded))) is None:
+                if (average := averages.get(sharded)) is None:
                     full.copy_(full_tensor(sharded))
                 else:
-                    full.copy_(full_tensor(average).div_(bias_correction))
+                    full.copy_(full_tensor(average, like=sharded).div_(bias_correction))
         try:
             yield
         finally:
             self._set_memory(has_memory=False)
-
-    def _trainable_parameters(self) -> list[Tensor]:
-        return [p for p in self.task.model.parameters() if p.requires_grad]
 
     def _set_memory(self, *, has_memory: bool) -> None:
         """Give the plain model memory for its weights, or take it away. Its parameters keep their shapes."""
@@ -88,21 +114,27 @@ class ShardedTrainStep(DataParallelTrainStep):
         finally:
             self._set_memory(has_memory=True)
 
+    @property
+    def optimizer_parameters(self) -> list[Tensor]:
+        sharded = dict(zip(self.trainable_weights, self.sharded_weights, strict=True))
+        return [sharded[weight] for weight in super().optimizer_parameters]
+
     def new_tensor(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """Return memory for a tensor of a checkpoint: for the part of this process, if it is sharded."""
-        section, _, suffix = name.partition(".")
-        parameters: dict[str, Tensor] = {}
-        if section == "model":
-            parameters = named_weights(self.task.model)
-        elif section == "optimizer":
-            groups = self.optimizer.param_groups
-            parameters = {str(index): p for index, p in enumerate(p for group in groups for p in group["params"])}
-        elif section == "ema":
-            parameters = {str(index): p for index, p in enumerate(self.trainable_weights)}
-        parameter = parameters.get(suffix.partition(".")[0] if section == "optimizer" else suffix)
+        parameter = self._parameters.get(_parameter_key(name))
         if parameter is None or parameter.shape != shape:  # not sharded, or refused later
             return torch.empty(shape, dtype=dtype)
         return torch.empty_like(parameter.detach(), dtype=dtype)
+
+    def shard_places(self, parts: Mapping[str, Tensor]) -> dict[str, ShardPlace]:
+        """Return the places of those tensors of a checkpoint that are sharded. Counters are not."""
+        keys = {name: _parameter_key(name) for name, part in parts.items() if part.ndim}
+        return {name: self._places[key] for name, key in keys.items() if key in self._places}
+
+
+def _parameter_key(name: str) -> str:
+    """Return the key of the parameter that a tensor of a checkpoint belongs to, such as `optimizer.3`."""
+    return name.rpartition(".")[0] if name.startswith("optimizer.") else name
 
 
 def shard_model(task: Task) -> nn.Module:
@@ -128,8 +160,17 @@ def shard_model(task: Task) -> nn.Module:
     return module
 
 
-def full_tensor(tensor: Tensor) -> Tensor:
-    """Return the whole of a `DTensor`, which all processes must ask for at the same time."""
+def full_tensor(tensor: Tensor, like: Tensor | None = None) -> Tensor:
+    """Return the whole of a sharded tensor, which all processes must ask for at the same time.
+
+    Args:
+        tensor: A `DTensor`, or the part of this process. A tensor that is not sharded is returned.
+        like: The `DTensor` that is sharded in the same way, if `tensor` is a part.
+    """
+    if isinstance(like, DTensor):
+        tensor = DTensor.from_local(
+            tensor, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
     if not isinstance(tensor, DTensor):
         return tensor
     full: Tensor = tensor.full_tensor()

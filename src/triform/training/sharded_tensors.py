@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.tensor import DTensor
 
 from triform.io.errors import damaged_error
 from triform.io.run_layout import SHARD_FILES, TENSORS_FILE
@@ -52,24 +53,37 @@ def find_shards(folder: Path) -> list[Path]:
     return [folder / shard_name(rank, n_shards) for rank in range(n_shards)]
 
 
-def write_shard(path: Path, tensors: Mapping[str, Tensor], local_parts: Mapping[str, Tensor]) -> None:
+class ShardPlace(NamedTuple):
+    """The place of a part in the whole tensor."""
+
+    offsets: torch.Size
+    size: torch.Size  # of the whole tensor
+
+
+def find_shard_places(tensors: Mapping[str, Tensor]) -> dict[str, ShardPlace]:
+    """Return the place of the part that this process has of each `DTensor`."""
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner({name: t for name, t in tensors.items() if isinstance(t, DTensor)}, is_coordinator=True)
+    items = planner.create_local_plan().items
+    places = {item.index.fqn: item.tensor_data for item in items}
+    return {name: ShardPlace(data.chunk.offsets, data.size) for name, data in places.items() if data is not None}
+
+
+def write_shard(path: Path, parts: Mapping[str, Tensor], places: Mapping[str, ShardPlace]) -> None:
     """Write the parts that this process has.
 
     Args:
         path: The file.
-        tensors: The tensors by name. A `DTensor` is written in part, every other one as a whole.
-        local_parts: The data of each tensor in this process, on the host.
+        parts: The data of each tensor in this process, on the host.
+        places: The places of those tensors that are sharded. Every other one is written as a whole.
     """
-    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    planner.set_up_planner(dict(tensors), is_coordinator=True)
-    sharding, parts = {}, {}
-    for item in planner.create_local_plan().items:
-        name, data = item.index.fqn, item.tensor_data
-        assert data is not None, "all values are tensors"
-        if local_parts[name].numel() or not data.size.numel():  # a small tensor has no rows for some processes
-            parts[name] = local_parts[name].contiguous()
-            sharding[name] = {OFFSETS_KEY: list(data.chunk.offsets), SIZE_KEY: list(data.size)}
-    save_tensors(path, parts, {SHARDING_KEY: json.dumps(sharding)})
+    sharding, written = {}, {}
+    for name, part in parts.items():
+        offsets, size = places.get(name) or ShardPlace(torch.Size([0] * part.ndim), part.shape)
+        if part.numel() or not size.numel():  # a small tensor has no rows for some processes
+            written[name] = part
+            sharding[name] = {OFFSETS_KEY: list(offsets), SIZE_KEY: list(size)}
+    save_tensors(path, written, {SHARDING_KEY: json.dumps(sharding)})
 
 
 def new_full_tensor(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:

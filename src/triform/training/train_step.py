@@ -7,9 +7,9 @@ its model, optimizer and losses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,10 @@ from triform.tasks.batch import Batch, Dataset
 from triform.tasks.device_data import BatchPlan
 from triform.tasks.task import Task
 from triform.training.optim import build_optimizer
-from triform.training.tensors import NewTensor
+from triform.training.tensors import NewTensor, local_part
+
+if TYPE_CHECKING:
+    from triform.training.sharded_tensors import ShardPlace
 
 
 class StepStats(NamedTuple):
@@ -68,8 +71,17 @@ class TrainStep:
         self.n_steps = 0  # taken so far; the trainer sets it before each step
         self.stop_requested = False  # by this process; after a step of several processes, by any of them
         self.compute_dtype = resolve_compute_dtype(task.config, self.device)
-        self.trainable_weights = [p.detach() for p in task.model.parameters() if p.requires_grad]
+        self.trainable_weights = [local_part(p.detach()) for p in task.model.parameters() if p.requires_grad]
         self.ema = [torch.zeros_like(p) for p in self.trainable_weights] if self.config.ema_decay else []
+
+    @property
+    def optimizer_parameters(self) -> list[Tensor]:
+        """The trainable parameters, in the order of the optimizer."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def shard_places(self, parts: Mapping[str, Tensor]) -> dict[str, ShardPlace]:
+        """Return the places of those tensors of a checkpoint that are sharded."""
+        return {}
 
     def step(self, batch_indices: Sequence[Indices], lr: float) -> StepStats:
         """Take one step.

@@ -352,13 +352,10 @@ class Trainer(Interruptible):
         """
         self.progress.seconds = time.monotonic() - self._started_at
         if self.world.is_main or self.train_step.is_sharded:
-            tensors = checkpoint_tensors(self)
-            write = partial(self._write_checkpoint, tensors, checkpoint_state(self), self.steps_since_log)
-            self.checkpoint_writer.save(tensors, write)
+            write = partial(self._write_checkpoint, checkpoint_state(self), self.steps_since_log)
+            self.checkpoint_writer.save(checkpoint_tensors(self), write)
 
-    def _write_checkpoint(
-        self, tensors: dict[str, Tensor], state: dict[str, Any], n_losses: int, copies: dict[str, Tensor]
-    ) -> None:
+    def _write_checkpoint(self, state: dict[str, Any], n_losses: int, copies: dict[str, Tensor]) -> None:
         """Write a state with copies of its tensors on the host. This may run in another thread."""
         losses: list[float] = copies.pop(UNLOGGED_LOSSES)[:n_losses].tolist()
         is_sharded = self.train_step.is_sharded
@@ -367,7 +364,7 @@ class Trainer(Interruptible):
             raise self._diverged_error(quantity, state["progress"]["step"])
         state["window"] = {"losses": losses}
         if is_sharded:
-            write_sharded_checkpoint(self.folder, {name: tensors[name] for name in copies}, copies, state)
+            write_sharded_checkpoint(self.folder, copies, self.train_step.shard_places(copies), state)
         else:
             self.folder.write_checkpoint(copies, state)
 
