@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from triform.errors import CheckpointError
 from triform.training.sharded_tensors import (
     SHARDING_KEY,
-    find_shard_places,
+    find_shard_slices,
     read_shards,
     shard_name,
     write_shard,
@@ -68,7 +68,7 @@ def write_checkpoint(folder: Path, size: int) -> Path:
             if rank:
                 tensors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
             parts = {name: to_local(tensor) for name, tensor in tensors.items()}
-            write_shard(folder / shard_name(rank, size), parts, find_shard_places(tensors))
+            write_shard(folder / shard_name(rank, size), parts, find_shard_slices(tensors))
     return folder
 
 

@@ -18,7 +18,7 @@ from triform.training.run_folder import RunFolder
 from triform.world import current_world, gather_values_slowly, run_in_order
 
 if TYPE_CHECKING:
-    from triform.training.sharded_tensors import ShardPlace
+    from triform.training.sharded_tensors import ShardSlice
 
 CHECKPOINT_CHANNEL = "checkpoint"  # for values that threads exchange while the training goes on
 
@@ -29,14 +29,14 @@ def find_in_processes(text: str) -> str:
 
 
 def write_sharded_checkpoint(
-    folder: RunFolder, parts: dict[str, Tensor], places: Mapping[str, ShardPlace], state: dict[str, Any]
+    folder: RunFolder, parts: dict[str, Tensor], slices: Mapping[str, ShardSlice], state: dict[str, Any]
 ) -> None:
     """Write the part of this process, and wait until the checkpoint is published.
 
     Args:
         folder: The run folder, which all processes share.
         parts: The data of each tensor in this process, on the host.
-        places: The places of those tensors that are sharded. The main process writes the others.
+        slices: The slices of those tensors that are sharded. The main process writes the others.
         state: The content of state.json; that of the main process is written.
 
     Raises:
@@ -62,8 +62,8 @@ def write_sharded_checkpoint(
 
         def write_part() -> str:
             with write_errors(destination, folder.path):
-                own = {name: part for name, part in parts.items() if world.is_main or name in places}
-                write_shard(file, own, places)
+                own = {name: part for name, part in parts.items() if world.is_main or name in slices}
+                write_shard(file, own, slices)
                 files.fsync_path(file)
                 return file_digest(file)
 

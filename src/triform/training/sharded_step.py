@@ -25,7 +25,7 @@ from triform.tasks.batch import Dataset
 from triform.tasks.device_data import DeviceDataset
 from triform.tasks.task import Task
 from triform.training.distributed_step import DataParallelTrainStep, LossModule, broadcast_weights
-from triform.training.sharded_tensors import ShardPlace, find_shard_places
+from triform.training.sharded_tensors import ShardSlice, find_shard_slices
 from triform.training.tensors import local_part, named_weights
 from triform.training.train_step import resolve_compute_dtype
 from triform.world import current_world
@@ -51,7 +51,7 @@ class ShardedTrainStep(DataParallelTrainStep):
         self._parameters = {f"model.{name}": p for name, p in named_weights(sharded_task.model).items()}
         self._parameters |= {f"optimizer.{index}": p for index, p in enumerate(self.optimizer_parameters)}
         self._parameters |= {f"ema.{index}": p for index, p in enumerate(self.sharded_weights)}
-        self._places = find_shard_places(self._parameters)
+        self._slices = find_shard_slices(self._parameters)
 
     def _optimize_local_parts(self) -> None:
         """Give the optimizer the parts of this process instead of the sharded parameters."""
@@ -126,10 +126,10 @@ class ShardedTrainStep(DataParallelTrainStep):
             return torch.empty(shape, dtype=dtype)
         return torch.empty_like(parameter.detach(), dtype=dtype)
 
-    def shard_places(self, parts: Mapping[str, Tensor]) -> dict[str, ShardPlace]:
-        """Return the places of those tensors of a checkpoint that are sharded. Counters are not."""
+    def shard_slices(self, parts: Mapping[str, Tensor]) -> dict[str, ShardSlice]:
+        """Return the slices of those tensors of a checkpoint that are sharded. Counters are not."""
         keys = {name: _parameter_key(name) for name, part in parts.items() if part.ndim}
-        return {name: self._places[key] for name, key in keys.items() if key in self._places}
+        return {name: self._slices[key] for name, key in keys.items() if key in self._slices}
 
 
 def _parameter_key(name: str) -> str:

@@ -53,33 +53,33 @@ def find_shards(folder: Path) -> list[Path]:
     return [folder / shard_name(rank, n_shards) for rank in range(n_shards)]
 
 
-class ShardPlace(NamedTuple):
+class ShardSlice(NamedTuple):
     """The place of a part in the whole tensor."""
 
     offsets: torch.Size
     size: torch.Size  # of the whole tensor
 
 
-def find_shard_places(tensors: Mapping[str, Tensor]) -> dict[str, ShardPlace]:
+def find_shard_slices(tensors: Mapping[str, Tensor]) -> dict[str, ShardSlice]:
     """Return the place of the part that this process has of each `DTensor`."""
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner({name: t for name, t in tensors.items() if isinstance(t, DTensor)}, is_coordinator=True)
     items = planner.create_local_plan().items
-    places = {item.index.fqn: item.tensor_data for item in items}
-    return {name: ShardPlace(data.chunk.offsets, data.size) for name, data in places.items() if data is not None}
+    slices = {item.index.fqn: item.tensor_data for item in items}
+    return {name: ShardSlice(data.chunk.offsets, data.size) for name, data in slices.items() if data is not None}
 
 
-def write_shard(path: Path, parts: Mapping[str, Tensor], places: Mapping[str, ShardPlace]) -> None:
+def write_shard(path: Path, parts: Mapping[str, Tensor], slices: Mapping[str, ShardSlice]) -> None:
     """Write the parts that this process has.
 
     Args:
         path: The file.
         parts: The data of each tensor in this process, on the host.
-        places: The places of those tensors that are sharded. Every other one is written as a whole.
+        slices: The slices of those tensors that are sharded. Every other one is written as a whole.
     """
     sharding, written = {}, {}
     for name, part in parts.items():
-        offsets, size = places.get(name) or ShardPlace(torch.Size([0] * part.ndim), part.shape)
+        offsets, size = slices.get(name) or ShardSlice(torch.Size([0] * part.ndim), part.shape)
         if part.numel() or not size.numel():  # a small tensor has no rows for some processes
             written[name] = part
             sharding[name] = {OFFSETS_KEY: list(offsets), SIZE_KEY: list(size)}

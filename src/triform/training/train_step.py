@@ -23,7 +23,7 @@ from triform.training.optim import build_optimizer
 from triform.training.tensors import NewTensor, local_part
 
 if TYPE_CHECKING:
-    from triform.training.sharded_tensors import ShardPlace
+    from triform.training.sharded_tensors import ShardSlice
 
 
 class StepStats(NamedTuple):
@@ -79,8 +79,8 @@ class TrainStep:
         """The trainable parameters, in the order of the optimizer."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
-    def shard_places(self, parts: Mapping[str, Tensor]) -> dict[str, ShardPlace]:
-        """Return the places of those tensors of a checkpoint that are sharded."""
+    def shard_slices(self, parts: Mapping[str, Tensor]) -> dict[str, ShardSlice]:
+        """Return the slices of those tensors of a checkpoint that are sharded."""
         return {}
 
     def step(self, batch_indices: Sequence[Indices], lr: float) -> StepStats:

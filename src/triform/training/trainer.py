@@ -364,7 +364,7 @@ class Trainer(Interruptible):
             raise self._diverged_error(quantity, state["progress"]["step"])
         state["window"] = {"losses": losses}
         if is_sharded:
-            write_sharded_checkpoint(self.folder, copies, self.train_step.shard_places(copies), state)
+            write_sharded_checkpoint(self.folder, copies, self.train_step.shard_slices(copies), state)
         else:
             self.folder.write_checkpoint(copies, state)
 
