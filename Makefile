@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 INPUTS ?= 20000
 SEED ?= 0
 
-.PHONY: demo test fuzz bench pictures lint types clean
+.PHONY: demo docs test fuzz bench pictures lint types clean
 
 demo: $(VENV)/.installed
 	@echo "== Training a classifier, a language model and a translator on built-in data (about 3 minutes)"
@@ -27,6 +27,10 @@ bench: $(VENV)/.installed-dev
 	@echo "== Triform beside its peers, one benchmark after the other (leave the machine alone meanwhile)"
 	@$(BIN)/python -m benchmarks all
 
+docs: $(VENV)/.installed-dev
+	@echo "== Building the documentation site (without a network)"
+	@$(BIN)/python docs/site/build.py
+
 pictures: $(VENV)/.installed-dev
 	@echo "== Making the picture of the README (needs Chromium, takes some minutes)"
 	@$(BIN)/python docs/images/make.py
@@ -34,7 +38,7 @@ pictures: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	@echo "== Checking style and spelling"
 	@$(BIN)/ruff check src tests benchmarks docs
-	@$(BIN)/ruff format --check --quiet src tests benchmarks docs/images
+	@$(BIN)/ruff format --check --quiet src tests benchmarks docs/images docs/site
 	@$(BIN)/codespell README.md CONTRIBUTING.md CHANGELOG.md docs src benchmarks
 
 types: $(VENV)/.installed-dev
@@ -58,4 +62,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

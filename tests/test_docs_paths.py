@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 CODE_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -67,7 +67,9 @@ def test_every_file_that_a_page_names_exists(page: str, max_lines: int) -> None:
 
 def test_the_index_names_every_page() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"({page.name})" not in index + "(index.md)"]
+    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("*/index.md")]
+    names = [page.relative_to(ROOT / "docs").as_posix() for page in pages]
+    assert not [name for name in names if f"({name})" not in index + "(index.md)"]
 
 
 def test_the_readme_fits_on_two_screens_and_its_ratios_are_those_of_the_benchmarks() -> None:

@@ -20,7 +20,10 @@ from triform.data import builtin_sets
 
 Command = DataFiles = Any  # of conftest.py
 ROOT = Path(__file__).parents[2]
-PAGES = {page.name: page for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))}
+# By name; in a folder of docs/ by path, for example tutorials/first-classifier.md.
+PAGES = {page.name: page for page in sorted(ROOT.glob("*.md"))} | {
+    page.relative_to(ROOT / "docs").as_posix(): page for page in sorted((ROOT / "docs").rglob("*.md"))
+}
 # Pages whose Python has a test of its own, with a smaller model or a server.
 RUN_FROM_ELSEWHERE = ("scratch.md", "search.md", "serving.md", "sklearn.md")
 TINY = "--set model.d_model=16 --set model.n_layers=1 --set model.n_heads=2 --device cpu"
