@@ -225,6 +225,7 @@ def test_doctor_says_what_is_here(triform: Command) -> None:
     report = triform("doctor", "--json").json
     assert report["problems"] == []
     assert report["devices"]["auto"] in ("cpu", "cuda", "mps")
+    assert report["devices"]["cpu_waiting"]
     assert {"python", "system", "packages", "attention", "disk"} <= set(report)
     assert all(report["packages"].values())
     plain = triform("doctor")

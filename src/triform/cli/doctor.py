@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from triform.cli.options import JsonOption, print_json
+from triform.cli.threads import describe_waiting
 from triform.formatting import echo, print_table
 
 PACKAGES = (
@@ -31,6 +32,7 @@ OPTIONAL_PACKAGES = {  # the packages of each extra
 DEVICE_LABELS = {
     "auto": "device for auto",
     "cpu_threads": "CPU threads",
+    "cpu_waiting": "threads that wait",
     "cpu_bf16": "fast bf16 on the CPU",
     "cpu_int8": "int8 on the CPU",
     "cuda": "CUDA devices",
@@ -92,6 +94,7 @@ def _inspect_devices() -> dict[str, Any]:
     devices: dict[str, Any] = {
         "auto": str(resolve_device("auto")),
         "cpu_threads": torch.get_num_threads(),
+        "cpu_waiting": describe_waiting(),
         "cpu_bf16": has_bf16(cpu),
         "cpu_int8": not int8_unavailable_reason(),
         "cuda": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],

@@ -37,6 +37,7 @@ from triform.cli.search import search
 from triform.cli.serve import serve
 from triform.cli.settings import settings
 from triform.cli.studio import studio
+from triform.cli.threads import limit_spinning
 from triform.cli.tokenizer import tokenizer
 from triform.cli.train import train
 from triform.cli.usage import describe_url, describe_usage_error
@@ -113,6 +114,7 @@ def main() -> None:
     # Importing torch creates 250,000 objects that are never freed. Searching them for garbage would take time.
     gc.set_threshold(50_000)
     atexit.register(skip_last_collection)
+    limit_spinning()
     arguments = sys.argv[1:]
     try:
         with signals_as_ctrl_c(), completion_in_bash():
