@@ -6,10 +6,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+SCHEMA := $(BIN)/check-jsonschema --quiet --builtin-schema vendor
+
 INPUTS ?= 20000
 SEED ?= 0
 
-.PHONY: demo docs test fuzz bench pictures lint types clean
+.PHONY: demo docs test coverage fuzz bench pictures lint schemas types clean
 
 demo: $(VENV)/.installed
 	@echo "== Training a classifier, a language model and a translator on built-in data (about 3 minutes)"
@@ -18,6 +20,12 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev lint types
 	@echo "== Running the tests"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --timeout 300
+
+coverage: $(VENV)/.installed-dev
+	@echo "== Running the tests and counting the lines that they run (longer than make test)"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --timeout 600 --cov --cov-report=
+	@$(BIN)/coverage json --quiet -o .coverage.json
+	@$(BIN)/python tests/check_coverage.py .coverage.json
 
 fuzz: $(VENV)/.installed-dev
 	@echo "== $(INPUTS) bad inputs (make fuzz INPUTS=... SEED=...; 20,000 took 18 minutes on a busy machine)"
@@ -39,7 +47,16 @@ lint: $(VENV)/.installed-dev
 	@echo "== Checking style and spelling"
 	@$(BIN)/ruff check src tests benchmarks docs
 	@$(BIN)/ruff format --check --quiet src tests benchmarks docs/images docs/site
-	@$(BIN)/codespell README.md CONTRIBUTING.md CHANGELOG.md docs src benchmarks
+	@$(BIN)/codespell *.md CITATION.cff .github docs src benchmarks
+	@$(MAKE) --no-print-directory schemas
+
+schemas: $(VENV)/.installed-dev
+	@echo "== Checking workflows, issue forms and the citation against their schemas"
+	@$(SCHEMA).github-workflows .github/workflows/*.yml
+	@$(SCHEMA).github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/feature.yml
+	@$(SCHEMA).github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	@$(SCHEMA).dependabot .github/dependabot.yml
+	@$(SCHEMA).citation-file-format CITATION.cff
 
 types: $(VENV)/.installed-dev
 	@echo "== Checking types"
@@ -62,4 +79,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*

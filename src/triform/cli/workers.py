@@ -54,7 +54,9 @@ def local_workers(arguments: Sequence[str], workers: int | None) -> Iterator[Cal
         return
     import torch
 
-    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    from triform.text.parallel import available_cpus
+
+    threads = max(1, available_cpus() // workers)
     previous_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     processes: list[subprocess.Popen[bytes]] = []

@@ -220,8 +220,20 @@ if sys.platform == "win32":
                 raise BlockingIOError from None
             raise
 
+    def wait_for_lock(handle: int) -> None:
+        """Lock an open file as soon as no other process has locked it. Closing the file ends the lock."""
+        while True:
+            try:
+                return _try_lock(handle)
+            except BlockingIOError:
+                time.sleep(POLL_SECONDS)
+
 else:
     import fcntl
 
     def _try_lock(handle: int) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def wait_for_lock(handle: int) -> None:
+        """Lock an open file as soon as no other process has locked it. Closing the file ends the lock."""
+        fcntl.flock(handle, fcntl.LOCK_EX)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from triform.errors import ConfigError, require_package
+from triform.io.locks import wait_for_lock
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -72,7 +72,7 @@ class JournalLock:
     def acquire(self) -> bool:
         """Wait for the lock, and remove what a process that was killed left of a line."""
         self.handle = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT, 0o666)
-        fcntl.flock(self.handle, fcntl.LOCK_EX)
+        wait_for_lock(self.handle)
         with self.path.open("r+b") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
             if file.read(1) not in (b"", b"\n"):
