@@ -21,9 +21,11 @@ SOURCE = Path(triform.__file__).parent
 PACKAGES = (
     *(
         "errors",
+        "notebook",
         "formatting",
         "progress",
         "interrupts",
+        "html",
         "config",
         "io",
         "text",
@@ -38,7 +40,7 @@ PACKAGES = (
     *("run", "launch", "experiments", "sklearn", "serving", "cli"),
 )
 WITHOUT_TORCH = (
-    *("errors", "formatting", "io", "config", "text", "scratch", "data", "vectors", "analysis", "evaluation"),
+    *("errors", "notebook", "formatting", "html", "io", "config", "text", "scratch", "data", "vectors", "analysis", "evaluation"),
     "reporting",
 )
 # A guard for forked children, the user's cache folder, and the rank of a process; beside cli/.

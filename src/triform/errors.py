@@ -52,6 +52,10 @@ class DivergedError(TriformError):
 class RunInterruptedError(TriformError):
     """The user stopped training; the message says what was saved and how to continue."""
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows: the message alone, because nothing has failed."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class PeerError(TriformError):
     """Another process of the same command has failed or has ended."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from triform.errors import ConfigError
+from triform.notebook import message_stream
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -86,11 +87,13 @@ def echo(text: str = "", *, err: bool = False) -> None:
 
 
 def print_message(text: str, stream: TextIO | None = None) -> None:
-    """Print a line for the user to a stream, by default standard error, with control characters escaped.
+    """Print a line for the user to a stream, with control characters escaped.
+
+    The default is standard error, and in a notebook standard output.
 
     If the stream cannot be written to, for example because its terminal was closed, the line is dropped.
     """
-    stream = stream or sys.stderr
+    stream = stream or message_stream()
     with suppress(OSError):
         _print(escape_control_characters(text), stream)
         stream.flush()
@@ -189,6 +192,11 @@ def metric_title(name: str) -> str:
     """Return the name of a metric as a heading. Names with capitals, such as BLEU and chrF, are kept."""
     label = metric_label(name)
     return label if label != label.lower() else label.capitalize()
+
+
+def direction_label(metric: str) -> str:
+    """Return whether a higher or a lower value of a metric is better."""
+    return "higher is better" if metric_info(metric).higher_is_better else "lower is better"
 
 
 def metric_scale(name: str) -> tuple[float, str]:

@@ -17,15 +17,15 @@ from triform.config.bounds import validate_bound
 from triform.config.merging import override_decode
 from triform.config.settings import coerce_setting
 from triform.device import resolve_device
-from triform.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from triform.errors import CheckpointError, ConfigError, NonFiniteError
 from triform.evaluation.baselines import BaselineMetrics, FittedBaselines
 from triform.evaluation.metrics import Metrics
 from triform.nn.kernels.precision import Precision, cast_model, resolve_precision
-from triform.tasks import Dataset, Prediction, Task
+from triform.tasks import Dataset, Task
 from triform.tasks.batch import split_by_length
 from triform.tasks.language_model_data import with_stride
 from triform.tasks.leaks import training_file_warnings
-from triform.tasks.prediction import Keep, validate_keep
+from triform.tasks.prediction import Keep, PredictionList, validate_keep, validate_request
 from triform.training.loading import load_latest_task, load_task
 from triform.training.lora_adapter import read_adapter
 from triform.training.run_folder import RunFolder
@@ -83,6 +83,11 @@ class Run:
             f"device={str(self.task.device)!r}, precision={self.precision!r})"
         )
 
+    def _repr_html_(self) -> str:
+        from triform.reporting.run_card import render_run_card
+
+        return render_run_card(self.path, self.task, self.precision)
+
     @property
     def config(self) -> Config:
         """The settings of the run."""
@@ -97,7 +102,7 @@ class Run:
         seed: int | None = None,
         rows: Sequence[int] | None = None,
         **decode: object,
-    ) -> list[Prediction]:
+    ) -> PredictionList:
         """Return a label, a continuation or a translation for each text.
 
         Args:
@@ -117,20 +122,14 @@ class Run:
             ConfigError: A setting is unknown or out of bounds, or a translator cannot give `top` hypotheses.
         """
         texts = [texts] if isinstance(texts, str) else texts
-        for text in texts:
-            if not isinstance(text, str):
-                raise DataError(f"expected texts (str), found {text!r} ({type(text).__name__})")
+        validate_request(texts, top, keep)
         if seed is not None:
             validate_seed(seed)
-        if not isinstance(top, int) or isinstance(top, bool) or top < 0:
-            raise ConfigError(f"top must be an integer of 0 or more, found {top!r}")
-        if keep is not None:
-            validate_keep(keep)
         options: dict[str, Any] = {"decode": self._override_decode(decode), "seed": seed, "top": top, "keep": keep}
         with self.inference_context():
             if self.world.size == 1 and rows is None:
-                return self.task.predictor.predict(texts, **options)
-            return self.task.predictor.predict_in_parallel(texts, self.world, rows=rows, **options)
+                return PredictionList(self.task.predictor.predict(texts, **options))
+            return PredictionList(self.task.predictor.predict_in_parallel(texts, self.world, rows=rows, **options))
 
     def _override_decode(self, settings: Mapping[str, object]) -> DecodeConfig:
         try:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 from triform.evaluation.statistics import SampleSummary, summarise
+from triform.formatting import format_mean, format_metric, metric_label, metric_scale, metric_title
+from triform.html.elements import render_table
+from triform.html.notebook import render_output
+from triform.reporting.interval_plot import Strip, render_interval_plot
 from triform.run import Run, load
 from triform.tasks import TASKS
 from triform.training.run_folder import RunFolder
@@ -28,6 +33,28 @@ class SeedResults:
     def summary(self) -> SampleSummary:
         """Mean, standard deviation and 95 % interval of the metric."""
         return summarise(self.values)
+
+    def _repr_html_(self) -> str:
+        scale = metric_scale(self.metric)[0]
+        deviation = self.summary.deviation
+        interval = {"low": self.summary.low * scale, "high": self.summary.high * scale} if deviation else {}
+        strip = Strip(
+            name=f"{len(self.values)} seeds",
+            css_class="tone-a",
+            value_text=format_mean(self.metric, self.summary.mean, self.summary.half_width),
+            value=self.summary.mean * scale,
+            runs=[value * scale for value in self.values],
+            **interval,
+        )
+        values = [format_metric(self.metric, value) for value in self.values]
+        rows = [
+            f'<tr><th scope="row">{escape(folder.name)}</th><td class="num">{value}</td></tr>'
+            for folder, value in zip(self.folders, values, strict=True)
+        ]
+        title = f"{self.path}: {metric_label(self.metric)}"
+        plot = render_interval_plot(title, "mean, 95 % interval and each seed", [strip])
+        table = render_table(["Run", metric_title(self.metric)], rows, numeric=[1])
+        return render_output(f'<div class="charts">{plot}</div>{table}')
 
     def runs(self, *, device: str = "auto", verify: bool = True) -> list[Run]:
         """Load the runs."""

@@ -52,6 +52,11 @@ class AttentionMap:
         assert self.weights.min() >= 0, "weights must not be negative or NaN"
         assert bool(np.all(np.abs(self.weights.sum(axis=-1) - 1) < ROW_SUM_TOLERANCE)), "rows must sum to one"
 
+    def __repr__(self) -> str:
+        n_layers, n_heads, n_queries, n_keys = self.weights.shape
+        sizes = f"layers={n_layers}, heads={n_heads}, queries={n_queries}, keys={n_keys}"
+        return f"AttentionMap(name={self.name!r}, {sizes})"
+
     @property
     def n_layers(self) -> int:
         """The number of layers."""
@@ -199,6 +204,16 @@ class Explanation:
     def __post_init__(self) -> None:
         names = [attention_map.name for attention_map in self.maps]
         assert len(set(names)) == len(names), f"duplicate map names: {names}"
+
+    def __repr__(self) -> str:
+        methods = [attribution.method for attribution in self.attributions]
+        contents = f"maps={self.maps!r}, attributions={methods!r}"
+        return f"Explanation(title={self.title!r}, output={self.output!r}, {contents})"
+
+    def _repr_html_(self) -> str:
+        from triform.explain.page import render_inline
+
+        return render_inline(self)
 
     def save(self, path: str | Path, *, stack: str = "") -> Path:
         """Write an HTML page (.html) or a picture (.png, .svg).

@@ -105,7 +105,18 @@ function begin() {
   const load = (map, layer, view) => unpack(data.maps[map], map, layer, view);
   redraws.push(createAttentionView($('attention-view'), {maps: data.maps, load}).redraw);
 }
-matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
-  for (const redraw of redraws) redraw();
-});
+const redrawAll = () => { for (const redraw of redraws) redraw(); };
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redrawAll);
 begin();
+
+// In a notebook, the frame tells this page the theme of the notebook, and is as high as the page.
+const reportHeight = () => parent.postMessage({height: document.body.scrollHeight}, '*');
+if (document.documentElement.classList.contains('inline')) {
+  addEventListener('message', event => {
+    if (event.source !== parent || !['light', 'dark'].includes(event.data)) return;
+    document.documentElement.dataset.theme = event.data;
+    redrawAll();
+    reportHeight();
+  });
+  new ResizeObserver(reportHeight).observe(document.body);
+}

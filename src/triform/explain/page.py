@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 
 from triform import __version__
 from triform.explain.figure import HEADINGS
+from triform.html.notebook import render_frame
+from triform.html.style_sheets import read_style_sheet, selectable_themes
 
 if TYPE_CHECKING:
     from triform.explain.attention_maps import AttentionMap, AttentionWeights, Attribution, Explanation
@@ -34,7 +36,7 @@ MAX_TEXT_CHARS = 20_000  # of the text and of the output
 TOP_K_LEVELS = (
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 28, 32, 40, 48, 64, 96, 128,
 )  # fmt: skip
-STYLE_SHEETS = ("theme.css", "components.css", "page.css")
+STYLE_SHEETS = ("components.css", "page.css")  # after the colours of all pages
 SCRIPTS = ("components.js", "heatmap.js", "attention_view.js", "page.js")
 UINT16_MAX = 65535  # a rounded weight is a multiple of 1 / UINT16_MAX
 
@@ -57,13 +59,18 @@ class WeightEncoding:
         return _encode_top_k(views, self.top_k)
 
 
-def render_page(explanation: Explanation) -> str:
-    """Return the HTML of the page."""
+def render_page(explanation: Explanation, *, inline: bool = False) -> str:
+    """Return the HTML of the page. With `inline`, it has no title and follows the theme of a notebook around it."""
     data = _page_data(explanation)
     max_bytes = max(MAX_PAGE_BYTES - len(json.dumps(data)) - len(_fill_template({}, data)), MIN_WEIGHT_BYTES)
     encoding, blobs = encode_weights(explanation.maps, max_bytes)
     data["packing"] = {"kind": encoding.kind, "kept": encoding.top_k}
-    return _fill_template(blobs, data)
+    return _fill_template(blobs, data, inline=inline)
+
+
+def render_inline(explanation: Explanation) -> str:
+    """Return the page in a frame, as the output of a cell of a notebook."""
+    return render_frame(render_page(explanation, inline=True), f"Explanation of {explanation.title}")
 
 
 def encode_weights(maps: Sequence[AttentionMap], max_bytes: int) -> tuple[WeightEncoding, dict[str, str]]:
@@ -198,17 +205,20 @@ def _truncate_text(text: str) -> str:
     return text if len(text) <= MAX_TEXT_CHARS else text[:MAX_TEXT_CHARS] + "…"
 
 
-def _fill_template(blobs: dict[str, str], data: dict[str, Any]) -> str:
+def _fill_template(blobs: dict[str, str], data: dict[str, Any], *, inline: bool = False) -> str:
     """Fill in the template in one pass, so that no text is mistaken for a placeholder."""
     assets = files("triform.explain")
     template, *sheets = (assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.html", *STYLE_SHEETS))
-    style = "".join(sheets)
+    style = read_style_sheet("theme.css") + "".join(sheets)
+    if inline:
+        style += selectable_themes(style)
     script = bundle_scripts([assets.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS])
     policy = (
         f"default-src 'none'; script-src '{_csp_hash(script)}'; style-src '{_csp_hash(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
     parts = {
+        "class": "inline" if inline else "",
         "policy": policy,
         "title": escape(data["title"].encode("utf-8", "replace").decode("utf-8")),
         "style": style,

@@ -171,8 +171,13 @@ def _displayed_scale(chart: Chart, factor: float) -> Scale:
     return linear_scale(low, high, count=3 if chart.small else 5)
 
 
-def render_chart(chart: Chart) -> str:
-    """Draw the chart as a `<figure>`. Without JavaScript, the tooltip of every dot shows its step and value."""
+def render_chart(chart: Chart, *, with_script: bool = True) -> str:
+    """Draw the chart as a `<figure>`. Without JavaScript, the tooltip of every dot shows its step and value.
+
+    Args:
+        chart: The chart.
+        with_script: Whether the page has page.js, which shows the values near the pointer.
+    """
     curves = [curve for curve in chart.curves if curve.points]
     if not curves:
         return ""
@@ -190,11 +195,12 @@ def render_chart(chart: Chart) -> str:
             style = " dashed" if curve.dashed else ""
             legend.append(f'<li class="tone-{curve.tone}{style}"><span>{name}</span> <b>{value}</b></li>')
     title = escape(chart.title)
+    hover_data = f' tabindex="0" data-chart="{escape(_hover_data(chart, curves, y))}"' if with_script else ""
     hint = f' <small class="hint">log{"" if chart.small else " scale"}</small>' if y.log else ""
     return (
         f'<figure class="card chart{" small" if chart.small else ""}">'
         f'<figcaption><h3>{title}{hint}</h3><ul class="legend">{"".join(legend)}</ul></figcaption>'
-        f'<div class="plot" tabindex="0" data-chart="{escape(_hover_data(chart, curves, y))}">'
+        f'<div class="plot"{hover_data}>'
         f'<svg class="frame" role="img"><title>{title}</title><desc>{escape("; ".join(descriptions))}.</desc>'
         f"{_render_axes(x, y)}{_render_vertical_lines(chart.vertical_lines, x)}"
         '<svg class="curves" viewBox="0 0 1000 1000" preserveAspectRatio="none" width="100%" height="100%">'

@@ -51,8 +51,8 @@ def write_report(folder: Path) -> Path:
     history = read_history(folder)
     body = "".join(
         [
-            _render_header(history),
-            _render_stat_cards(history),
+            render_header(history),
+            render_stat_cards(history),
             _render_notices(history),
             _render_charts(history),
             _render_tests(history),
@@ -70,7 +70,8 @@ def _format_count(value: object) -> str:
     return f"{value:,.0f}" if is_finite(value) else "–"
 
 
-def _render_header(history: RunHistory) -> str:
+def render_header(history: RunHistory) -> str:
+    """Return the name of a run, its state, and the size of its data."""
     tone, status = END_REASONS.get(str((history.end or {}).get("reason")), ("good", "Finished"))
     if history.end is None:
         tone, status = "live", "Running"
@@ -89,7 +90,8 @@ def _render_header(history: RunHistory) -> str:
     )
 
 
-def _render_stat_cards(history: RunHistory) -> str:
+def render_stat_cards(history: RunHistory) -> str:
+    """Return the best metric, the steps, the parameters, the time, the speed and the device of a run."""
     best, end, start = history.best(), history.end or {}, history.start
     speeds = [value for _, value in history.curve("train", "tokens_per_s")]
     times = [value for _, value in history.curve("train", "seconds")]

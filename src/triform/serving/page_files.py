@@ -20,10 +20,10 @@ from starlette.routing import Route
 
 # Files that the report of a run and the explain page use too, under the names that the page loads them by.
 SHARED_FILES = {
-    "report.css": ("triform.reporting", "page.css"),
+    **{name: ("triform.html", name) for name in ("theme.css", "report.css")},
     **{
         name: ("triform.explain", name)
-        for name in ("theme.css", "components.css", "components.js", "heatmap.js", "attention_view.js")
+        for name in ("components.css", "components.js", "heatmap.js", "attention_view.js")
     },
 }
 HEADERS = {

@@ -1,4 +1,4 @@
-"""Predictions, with notes about input that the model could not read."""
+"""PredictionList, with notes about input that the model could not read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args
 from numpy.typing import NDArray
 
 from triform.config import DecodeConfig
-from triform.errors import ConfigError
+from triform.errors import ConfigError, DataError
+from triform.tasks.prediction_html import render_prediction, render_predictions
 from triform.text import SpecialTokens, Tokenizer
 from triform.world import World, gather_values
 
@@ -37,6 +38,16 @@ class Prediction:
     alternatives: tuple[Alternative, ...] = ()  # the best first, if `top` of them were asked for
     cut: bool = False  # whether the input was longer than the model reads
     notes: tuple[str, ...] = ()  # messages about this input, for example that it has no known word
+
+    def _repr_html_(self) -> str:
+        return render_prediction(self)
+
+
+class PredictionList(list[Prediction]):
+    """A list of predictions, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        return render_predictions(self)
 
 
 @dataclass(frozen=True)
@@ -98,6 +109,16 @@ class Predictor(ABC):
     @abstractmethod
     def sample_predictions(self, data: Any) -> list[dict[str, str]]:
         """Return a few inputs of a dataset with their outputs and the expected outputs, for the report."""
+
+
+def validate_request(texts: Sequence[object], top: object, keep: object) -> None:
+    """Refuse texts that are not strings, and values of `Predictor.predict` that are not valid."""
+    for text in texts:
+        if not isinstance(text, str):
+            raise DataError(f"expected texts (str), found {text!r} ({type(text).__name__})")
+    if not isinstance(top, int) or isinstance(top, bool) or top < 0:
+        raise ConfigError(f"top must be an integer of 0 or more, found {top!r}")
+    validate_keep(keep)
 
 
 def validate_keep(keep: object) -> None:

@@ -1,15 +1,16 @@
-"""Show the progress of training, as a bar on a terminal and as plain lines elsewhere."""
+"""Show the progress of training, as a bar on a terminal or in a notebook and as plain lines elsewhere."""
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from triform.formatting import format_duration, format_metric, print_message
+from triform.notebook import message_stream, notebook_shell
 from triform.training.callbacks import Callback, Event
+from triform.training.notebook_bar import NotebookBar
 from triform.training.validation_table import ValidationTable
 
 if TYPE_CHECKING:
@@ -24,12 +25,12 @@ MIN_EXPECTED_SECONDS = 10.0  # the expected time of a shorter run is not shown
 
 
 class ProgressDisplay(Callback):
-    """Callback that shows a bar with the time left on a terminal, and prints plain lines elsewhere.
+    """Callback that shows a bar with the time left on a terminal or in a notebook, and plain lines elsewhere.
 
     Args:
         max_steps: The number of steps of the run.
         metric: The metric to show after a validation.
-        stream: Where to show progress. The default is standard error.
+        stream: Where to show progress. The default is standard error, and in a notebook the output of the cell.
         eval_every: The number of steps between validations; 0 if there are none.
         table: Shows the validations of several sets. With None there is one set, which is shown as a line.
     """
@@ -49,8 +50,12 @@ class ProgressDisplay(Callback):
         self.evaluated: dict[str, Event] = {}  # sets of the current validation, for the next row of the table
         self.logged_losses: list[float] = []  # since the last row of the table
         self.heading_shown = False
-        self.stream = stream or sys.stderr
-        self.bar = TerminalBar(self.stream) if self.stream.isatty() else None
+        self.stream = stream or message_stream()
+        self.bar: TerminalBar | NotebookBar | None = None
+        if stream is None and notebook_shell() is not None:
+            self.bar = NotebookBar()
+        elif self.stream.isatty():
+            self.bar = TerminalBar(self.stream)
         self.time_left = TimeEstimator(max_steps, eval_every)
         self.loss_text = self.metric_text = self.throughput_text = ""
         self.last_line_at = time.monotonic()  # when the last plain line was printed
@@ -84,18 +89,18 @@ class ProgressDisplay(Callback):
         self.logged_losses = state.get("logged_losses", [])
 
     def close(self) -> None:
-        """Remove the bar from the terminal."""
+        """Remove the bar from the terminal, or leave its last state in a notebook."""
         if self.bar is not None:
             self.bar.close()
 
-    def _show_bar(self, bar: TerminalBar, label: str, done: int, total: int) -> None:
+    def _show_bar(self, bar: TerminalBar | NotebookBar, label: str, done: int, total: int) -> None:
         parts = [self.loss_text, self.metric_text, *self.throughput_text.split("  ")] if label == "step" else []
         bar.show(f"{label} {done}/{total}", done / max(1, total), parts, self.time_left.format_left)
 
     def _on_validation_end(self, step: int) -> None:
         """Show steps again after a validation."""
         self.time_left.finish_validation(time.monotonic())
-        if self.bar is not None and self.bar.live is not None:
+        if self.bar is not None and self.bar.is_shown:
             self._show_bar(self.bar, "step", step, self.max_steps)
 
     def _show_estimate(self, step: int) -> None:
@@ -264,11 +269,16 @@ class TerminalBar:
         self.stream = stream
         self.live: Live | None = None
         self.heading, self.fraction = "", 0.0
-        self.parts: list[str] = []
+        self.parts: Sequence[str] = []
         self.format_time_left: Callable[[float], str] = lambda now: ""
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether the bar is on the terminal."""
+        return self.live is not None
+
     def show(
-        self, heading: str, fraction: float, parts: list[str], format_time_left: Callable[[float], str]
+        self, heading: str, fraction: float, parts: Sequence[str], format_time_left: Callable[[float], str]
     ) -> None:
         """Update the line.
 

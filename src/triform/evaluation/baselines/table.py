@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from html import escape
 from typing import Any, Protocol, TypeVar
 
 from triform.config import TaskName, TokenizerConfig
@@ -16,6 +17,9 @@ from triform.evaluation.baselines.ngram import NGramBaseline, Tokenize
 from triform.evaluation.baselines.tfidf import TfidfBaseline
 from triform.evaluation.baselines.translation import CopyBaseline, WordByWordBaseline
 from triform.evaluation.metrics import Metrics
+from triform.formatting import format_metric, metric_title
+from triform.html.elements import render_notices, render_table
+from triform.html.notebook import render_output
 from triform.text import EOS, train_tokenizer
 
 Result = TypeVar("Result")
@@ -35,6 +39,17 @@ class BaselineMetrics(dict[str, Metrics]):
     def __init__(self, metrics: dict[str, Metrics], reasons: dict[str, str]) -> None:
         super().__init__({**dict.fromkeys(reasons, Metrics()), **metrics})
         self.reasons = reasons
+
+    def _repr_html_(self) -> str:
+        names = list(dict.fromkeys(name for metrics in self.values() for name in metrics))
+        rows = []
+        for baseline, metrics in self.items():
+            cells = (format_metric(name, metrics[name]) if name in metrics else "–" for name in names)
+            numbers = "".join(f'<td class="num">{cell}</td>' for cell in cells)
+            rows.append(f'<tr><th scope="row">{escape(baseline)}</th>{numbers}</tr>')
+        table = render_table(["Baseline", *map(metric_title, names)], rows, numeric=range(1, len(names) + 1))
+        reasons = (f"{baseline}: {reason}" for baseline, reason in self.reasons.items())
+        return render_output(table + render_notices("Without metrics", reasons))
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from triform.config.settings import Settings, format_setting, format_toml_value
 from triform.experiments.engine import to_json_value
 from triform.experiments.search.space import SearchSpace, trial_settings
 from triform.experiments.search.trial_queue import REASON, REFUSED, SEED_VALUES, WORKER, TrialQueue
-from triform.experiments.study.results import StudyResult, direction_label
+from triform.experiments.study.results import StudyResult
 from triform.experiments.study.tables import print_study, to_dict, to_markdown
-from triform.formatting import echo, format_metric, metric_info, print_table
+from triform.formatting import direction_label, echo, format_metric, metric_info, print_table
 from triform.reporting.markdown import render_markdown_table
 
 STATES = ("complete", "pruned", "failed", "refused")

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from triform import __version__
 from triform.config.settings import DEFAULTS
 from triform.errors import notice_level
 from triform.evaluation.statistics import ALPHA
 from triform.experiments.study.plan import TRAINING_SET
-from triform.experiments.study.results import StudyResult, VariantSummary
 from triform.experiments.study.tables import (
     N_TEXT_COLUMNS,
     PAIR_HEADER,
@@ -25,12 +25,16 @@ from triform.experiments.study.tables import (
     verdict_lines,
 )
 from triform.formatting import format_duration, format_mean, metric_info, metric_label
+from triform.html.notebook import render_output
 from triform.reporting import pages
 from triform.reporting.charts import COLOURS
 from triform.reporting.interval_plot import Strip, render_interval_plot
 from triform.reporting.mean_curves import colour_class, render_mean_chart
 from triform.reporting.pages import render_section, render_stat_card, render_table
 from triform.reporting.run_history import read_history
+
+if TYPE_CHECKING:
+    from triform.experiments.study.results import StudyResult, VariantSummary
 
 MAX_VISIBLE_PAIRS = 10  # a longer table is collapsed
 
@@ -51,6 +55,11 @@ def write_study_page(result: StudyResult) -> Path:
     )
     html = pages.render_html_page(f"{result.study.name} · study", body, f"Triform {__version__}")
     return pages.write_page(result.path / "study.html", html)
+
+
+def render_study_card(result: StudyResult) -> str:
+    """Return the verdicts and the metrics of a study for a notebook. The page has the curves too."""
+    return render_output(_render_header(result) + _render_verdicts(result) + _render_metrics(result))
 
 
 def _render_header(result: StudyResult) -> str:

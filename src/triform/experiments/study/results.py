@@ -26,7 +26,6 @@ from triform.experiments.engine import SeedResult, VariantResult
 from triform.experiments.pairing import VariantPair, compare_pairs, pair_over_seeds
 from triform.experiments.seed_results import TRAINING_LOSS
 from triform.experiments.study.plan import TRAINING_SET, VALIDATION_SET, Study
-from triform.formatting import metric_info
 from triform.reporting.run_history import RunHistory, read_history
 from triform.tasks.leaks import LEAK_PHRASE
 
@@ -84,6 +83,18 @@ class StudyResult:
     summaries: tuple[VariantSummary, ...]
     comparisons: tuple[Comparison, ...]
     notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        variants = [variant.name for variant in self.study.variants]
+        return (
+            f"StudyResult(path={str(self.path)!r}, metric={self.metric!r}, variants={variants!r}, "
+            f"runs={len(self.runs)}, comparisons={len(self.comparisons)})"
+        )
+
+    def _repr_html_(self) -> str:
+        from triform.experiments.study.page import render_study_card
+
+        return render_study_card(self)
 
     def runs_of(self, variant: str) -> list[RunResult]:
         """Return the runs of a variant."""
@@ -260,8 +271,3 @@ def _collect_notes(study: Study, runs: Sequence[RunResult], metric: str, n_compa
         )
     notices = dict.fromkeys(notice for run in runs for notice in run.notices)
     return [*map(WarningText, notes), *(WarningText(text) if LEAK_PHRASE in text else text for text in notices)]
-
-
-def direction_label(metric: str) -> str:
-    """Return whether a higher or a lower value of a metric is better."""
-    return "higher is better" if metric_info(metric).higher_is_better else "lower is better"

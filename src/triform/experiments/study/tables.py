@@ -7,15 +7,18 @@ import io
 import json
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from triform.config.settings import non_default_settings
 from triform.errors import format_notice
 from triform.evaluation.statistics import PairedDifference, decimals_for_uncertainty, describe_p_value
 from triform.experiments.study.plan import VALIDATION_SET
-from triform.experiments.study.results import Comparison, StudyResult, VariantSummary, direction_label
-from triform.formatting import echo, format_duration, has_percent_scale, metric_info, print_table
+from triform.formatting import direction_label, echo, format_duration, has_percent_scale, metric_info, print_table
 from triform.io.errors import write_run_text
 from triform.reporting.markdown import render_markdown_table
+
+if TYPE_CHECKING:
+    from triform.experiments.study.results import Comparison, StudyResult, VariantSummary
 
 TableRow = Sequence[str]
 

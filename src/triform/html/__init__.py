@@ -1,0 +1,1 @@
+"""HTML that pages and notebooks share: elements, the style sheet, and outputs for notebooks."""

@@ -1,0 +1,124 @@
+"""Training in the kernel of a notebook: a bar that is updated in place, and a stop button that saves the run."""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from subprocess import DEVNULL
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ipykernel")
+jupyter_client = pytest.importorskip("jupyter_client")
+
+TIMEOUT_SECONDS = 120
+Message = dict[str, Any]
+SETUP = """
+import triform
+rows = "".join(f"{'good' if n % 2 else 'bad'},film {n % 7}\\n" for n in range(60))
+open("rows.csv", "w").write(rows)
+common = {"data": "rows.csv", "device": "cpu", "model": {"d_model": 16, "n_heads": 2, "n_layers": 1}}
+"""
+
+
+class Kernel:
+    """A kernel in a folder, and the messages that its cells send."""
+
+    def __init__(self, folder: Path) -> None:
+        self.manager = jupyter_client.KernelManager(kernel_name="python3")
+        environment = {**os.environ, "IPYTHONDIR": str(folder / "ipython")}
+        self.manager.start_kernel(cwd=str(folder), env=environment, stdout=DEVNULL, stderr=DEVNULL)
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=TIMEOUT_SECONDS)
+
+    def run_cell(self, code: str, on_message: Callable[[Message], None] | None = None) -> list[Message]:
+        """Run a cell and return what it sends, until it is idle."""
+        message_id = self.client.execute(code)
+        messages: list[Message] = []
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                message = self.client.get_iopub_msg(timeout=1)
+            except queue.Empty:
+                continue
+            if message["parent_header"].get("msg_id") != message_id:
+                continue
+            if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
+                return messages
+            messages.append(message)
+            if on_message is not None:
+                on_message(message)
+        raise AssertionError(f"the cell did not end: {code}")
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    kernel = Kernel(tmp_path_factory.mktemp("kernel"))
+    try:
+        assert not find_messages(kernel.run_cell(SETUP), "error")
+        yield kernel
+    finally:
+        kernel.close()
+
+
+def find_messages(messages: list[Message], kind: str) -> list[Message]:
+    return [message["content"] for message in messages if message["msg_type"] == kind]
+
+
+def printed_text(messages: list[Message], name: str) -> str:
+    return "".join(content["text"] for content in find_messages(messages, "stream") if content["name"] == name)
+
+
+def test_training_shows_one_bar_that_is_updated_in_place(kernel: Kernel) -> None:
+    cell = "run = triform.train('classify', out='run', train={'max_steps': 6, 'eval_every': 3}, **common)"
+    messages = kernel.run_cell(cell)
+    assert not find_messages(messages, "error")
+    displays = find_messages(messages, "display_data")
+    updates = find_messages(messages, "update_display_data")
+    assert len(displays) == 1
+    assert updates
+    names = {content["transient"]["display_id"] for content in (*displays, *updates)}
+    assert len(names) == 1
+    assert "step 6/6" in updates[-1]["data"]["text/html"]
+    assert 'value="1.0000"' in updates[-1]["data"]["text/html"]
+    assert "step 6/6" in updates[-1]["data"]["text/plain"]
+    lines = printed_text(messages, "stdout")
+    assert "valid loss" in lines
+    assert "done after 6 steps" in lines
+    assert "\r" not in lines
+    assert "\x1b" not in lines
+    assert not printed_text(messages, "stderr")  # a notebook shows it in red
+
+
+def test_results_are_shown_as_html(kernel: Kernel) -> None:
+    for cell in ("run", "run.predict(['film 3'])", "run.explain('film 3')"):
+        (result,) = find_messages(kernel.run_cell(cell), "execute_result")
+        assert "triform-output" in result["data"]["text/html"]
+
+
+def test_the_stop_button_saves_the_run_and_the_kernel_goes_on(kernel: Kernel) -> None:
+    interrupts: list[float] = []
+
+    def stop_once(message: Message) -> None:
+        if message["msg_type"] == "update_display_data" and not interrupts:
+            interrupts.append(time.monotonic())
+            kernel.manager.interrupt_kernel()
+
+    settings = "train={'max_steps': 1_000_000, 'eval_every': 1_000_000, 'schedule': 'constant'}"
+    messages = kernel.run_cell(f"triform.train('classify', out='long', {settings}, **common)", stop_once)
+    (error,) = find_messages(messages, "error")
+    assert error["ename"] == "RunInterruptedError"
+    assert len(error["traceback"]) == 1  # nothing has failed
+    assert "everything is saved" in error["evalue"]
+    assert "saving the run" in printed_text(messages, "stdout")
+    messages = kernel.run_cell("print(triform.load('long', checkpoint='latest').progress()['step'])")
+    assert int(printed_text(messages, "stdout")) > 0
