@@ -40,8 +40,8 @@ PACKAGES = (
     *("run", "launch", "experiments", "sklearn", "serving", "cli"),
 )
 WITHOUT_TORCH = (
-    *("errors", "notebook", "formatting", "html", "io", "config", "text", "scratch", "data", "vectors", "analysis", "evaluation"),
-    "reporting",
+    *("errors", "notebook", "formatting", "html", "io", "config", "text", "scratch", "data", "vectors", "analysis"),
+    *("evaluation", "reporting"),
 )
 # A guard for forked children, the user's cache folder, and the rank of a process; beside cli/.
 READS_ENVIRONMENT = ("text/base.py", "io/cache.py", "world.py")
