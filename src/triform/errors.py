@@ -18,11 +18,13 @@ class ConfigError(TriformError):
 
 
 class DataError(TriformError):
-    """A file or a text cannot be used. The message names the file and, if known, the line."""
+    """A file or a text cannot be used. The message names the file and, if known, the line or the row (`unit`)."""
 
-    def __init__(self, problem: str, *, path: str | Path | None = None, line: int | None = None) -> None:
+    def __init__(
+        self, problem: str, *, path: str | Path | None = None, line: int | None = None, unit: str = "line"
+    ) -> None:
         self.path, self.line = path, line
-        location = "" if path is None else f"{path}: " if line is None else f"{path}, line {line}: "
+        location = "" if path is None else f"{path}: " if line is None else f"{path}, {unit} {line}: "
         super().__init__(location + problem)
 
 

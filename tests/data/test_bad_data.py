@@ -87,7 +87,10 @@ def test_a_file_that_may_not_be_read_says_so(
 @pytest.mark.parametrize("suffix", ["", ".pdf", ".gz", ".txt.zip"])
 def test_an_unknown_ending_names_the_known_ones(tmp_path: Path, suffix: str) -> None:
     message = error_message(load_rows, write_file(tmp_path, "data" + suffix, "text,label\na,b\n"))
-    assert ".txt, .csv, .tsv, .jsonl, .ndjson, .json, .parquet, each also with .gz or .zst added" in message
+    assert (
+        ".txt, .csv, .tsv, .jsonl, .ndjson, .json, .parquet, .arrow, .feather, each also with .gz or .zst added"
+        in message
+    )
 
 
 @pytest.mark.parametrize(
@@ -217,7 +220,7 @@ def test_json_without_a_known_key_names_those_there_are(tmp_path: Path) -> None:
 
 
 def test_one_column_is_too_few(tmp_path: Path) -> None:
-    path = write_file(tmp_path, "a.csv", "some;words\nother;words\n")
+    path = write_file(tmp_path, "a.csv", "some:words\nother:words\n")
     assert error_message(load_rows, path).startswith(": expected a text and a label column, found only one column")
     assert error_message(load_pairs, path).startswith(
         ": expected a source and a target column, found only one column"

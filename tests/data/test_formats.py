@@ -108,7 +108,7 @@ def test_a_parquet_file_without_the_column_names_its_columns(tmp_path: Path) -> 
     assert read_labelled(path, text_column="body", label_column="stars") == [("a", "3")]
     with pytest.raises(DataError, match="the file is empty"):
         read_labelled(write_parquet(tmp_path / "none.parquet", {"text": [], "label": []}))
-    with pytest.raises(DataError, match="line 2: expected a text under 'text', found null"):
+    with pytest.raises(DataError, match="row 2: expected a text under 'text', found null"):
         list(readers.read_chunks(write_parquet(tmp_path / "null.parquet", {"text": ["a", None]}), DataConfig()))
 
 

@@ -115,11 +115,6 @@ def test_every_value_of_an_object_is_kept_as_it_is(tmp_path: Path) -> None:
         ("a.csv", "text,label\n", "the file is empty: it has a header but no rows"),
         ("a.csv", "id,text\n1,a\n2\n", "line 3: expected at least 2 columns, found 1"),
         (
-            "a.csv",
-            "review;stars\ngood;3\n",
-            "the columns seem to be separated by ';'; a .csv file separates them by commas",
-        ),
-        (
             "a.tsv",
             "text,label\na,b\n",
             "the columns seem to be separated by ','; a .tsv file separates them by tabs",

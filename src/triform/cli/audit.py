@@ -133,12 +133,15 @@ def audit(
 
 def _resolve_positional(run_or_file: str, train: str, run: Path | None) -> tuple[str, Path | None]:
     """Return `--train` and `--run`, one of which may be given as the positional argument."""
+    from triform.data.folders import folder_kind
+
     if not run_or_file:
         return train, run
     is_file = run_or_file.startswith("builtin:") or "," in run_or_file  # translate: SOURCE,TARGET
     if not is_file and not Path(run_or_file).exists():
         raise DataError("no such file or run folder", path=run_or_file)
-    option, existing_value = ("--run", run) if Path(run_or_file).is_dir() else ("--train", train)
+    is_run = not is_file and Path(run_or_file).is_dir() and folder_kind(run_or_file) is None
+    option, existing_value = ("--run", run) if is_run else ("--train", train)
     if existing_value:
         raise ConfigError(f"{run_or_file} and {option} {existing_value} mean the same thing; use only one of them")
     return (train, Path(run_or_file)) if option == "--run" else (run_or_file, run)

@@ -55,8 +55,8 @@ InputOption = Annotated[
     option(
         DATA,
         "FILE",
-        "Read texts from a table (.csv, .tsv, .jsonl, .parquet) or from a file with one text per line, also "
-        "compressed (.gz, .zst). - is standard input.",
+        "Read texts from a table (.csv, .tsv, .jsonl, .parquet, .arrow), from a file with one text per line, also "
+        "compressed (.gz, .zst), or from a folder of text files. - is standard input.",
         name="--input",
     ),
 ]

@@ -44,7 +44,7 @@ SHORTHANDS = {
     ),
 }
 # The settings of `predict --set` that say how a table is read; the others are decode.*.
-TABLE_SETTINGS = ("data.text_column", "data.source_column", "data.header")
+TABLE_SETTINGS = ("data.text_column", "data.source_column", "data.header", "data.delimiter")
 # Settings that --set changes in a command; those that are not listed take all settings or have no --set.
 SETTABLE = {
     "predict": ("decode.", *TABLE_SETTINGS),

@@ -42,6 +42,7 @@ __all__ = [
     "DataSizes",
     "DecodeConfig",
     "DecodingStrategy",
+    "DelimiterKind",
     "HeadActivation",
     "LoraLayers",
     "ModelConfig",
@@ -65,6 +66,7 @@ __all__ = [
 TaskName = Literal["classify", "generate", "translate"]
 TokenizerKind = Literal["auto", "char", "word", "bpe", "wordpiece", "imported"]
 DecodingStrategy = Literal["auto", "greedy", "sample", "beam"]
+DelimiterKind = Literal["auto", "comma", "semicolon", "tab", "pipe"]
 TRAIN_SET = "train"  # the name of the training set among the sets that are evaluated during training
 TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 
@@ -137,6 +139,12 @@ class DataConfig:
         "Whether the first row of a table contains the names of its columns.",
         auto="Found by looking at the first rows.",
         applies_to=".csv and .tsv files",
+    )
+    delimiter: DelimiterKind = setting(
+        "auto",
+        "The character between the columns of a .csv file.",
+        auto="The one that gives the first rows the same number of columns.",
+        applies_to=".csv files",
     )
     labels: tuple[str, ...] = setting(
         (),

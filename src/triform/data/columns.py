@@ -39,6 +39,7 @@ LABEL_NAMES = (
 )
 SOURCE_NAMES = ("source", "src", "source_text", "input")
 TARGET_NAMES = ("target", "tgt", "target_text", "translation", "reference", "output")
+NESTED_PAIR = "translation"  # the key of an object with one sentence for each language
 _LANGUAGE_NAMES = (
     "ar bg bn ca cs da de el en es et eu fa fi fr ga gl he hi hr hu hy is it ja ka kk ko lt lv mk ms nl "
     "no pl pt ro ru sk sl sq sr sv sw ta th tr uk ur vi zh arabic bulgarian chinese croatian czech danish "

@@ -11,7 +11,7 @@ import gzip
 import hashlib
 import stat
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from io import BufferedReader
@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import BinaryIO, Literal, TypeVar, cast
 
 from triform.config.merging import is_url
+from triform.data.folders import COMPRESSION_SUFFIXES, folder_kind, list_members
 from triform.data.remote import open_remote, remote_version
 from triform.errors import DataError, require_package
 
-FileKind = Literal["txt", "csv", "tsv", "jsonl", "parquet", "builtin"]
+FileKind = Literal["txt", "csv", "tsv", "jsonl", "parquet", "arrow", "dataset", "texts", "builtin"]
 KIND_BY_SUFFIX: dict[str, FileKind] = {
     ".txt": "txt",
     ".csv": "csv",
@@ -31,8 +32,10 @@ KIND_BY_SUFFIX: dict[str, FileKind] = {
     ".ndjson": "jsonl",
     ".json": "jsonl",
     ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
 }
-COMPRESSION_SUFFIXES = (".gz", ".zst")
+RECORD_KINDS = ("jsonl", "parquet", "arrow", "dataset")  # rows are objects whose keys are the names of columns
 UNSUPPORTED_COMPRESSIONS = (".7z", ".br", ".bz2", ".lz4", ".xz", ".z", ".zip")
 T = TypeVar("T")
 BUILTIN_PREFIX = "builtin:"
@@ -45,7 +48,7 @@ def detect_kind(path: str, remedy: str = "") -> FileKind:
     """Return the format of an existing file by its name.
 
     Args:
-        path: A file, or `builtin:NAME`.
+        path: A file, a folder of data, or `builtin:NAME`.
         remedy: What the message adds if the format is unknown.
 
     Raises:
@@ -53,6 +56,8 @@ def detect_kind(path: str, remedy: str = "") -> FileKind:
     """
     if path.startswith(BUILTIN_PREFIX):
         return "builtin"
+    if not is_url(path) and (kind_of_folder := folder_kind(path)):
+        return kind_of_folder
     with open_bytes(path):
         pass  # a missing file is reported before an unknown suffix
     if kind := kind_from_name(path):
@@ -67,8 +72,14 @@ def detect_kind(path: str, remedy: str = "") -> FileKind:
 
 
 def kind_from_name(path: str) -> FileKind | None:
-    """Return the format that the suffix of a file indicates, or None."""
-    return KIND_BY_SUFFIX.get(format_suffix(path))
+    """Return the format of a folder of data, or the format that the suffix of a file indicates, or None."""
+    return (None if is_url(path) else folder_kind(path)) or KIND_BY_SUFFIX.get(format_suffix(path))
+
+
+def row_error(problem: str, path: str, line: int) -> DataError:
+    """Return an error about a row of a table: a line of a text file, or a row of any other file."""
+    units = {"parquet": "row", "arrow": "row", "dataset": "row", "texts": "file"}
+    return DataError(problem, path=path, line=line, unit=units.get(kind_from_name(path) or "", "line"))
 
 
 def format_suffix(path: str) -> str:
@@ -226,10 +237,13 @@ def memoize_by_file(compute: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def file_version(path: str) -> tuple[int, str]:
-    """Return the size of a file in bytes, and a text that changes with the file; 0 if it is not a file."""
+    """Return the size of a file or folder in bytes, and a text that changes with it; 0 if there is none."""
     if is_url(path):
         return remote_version(path)
     try:
+        if members := list_members(path):
+            versions = [file_version(str(member)) for member in members]
+            return sum(size for size, _ in versions), _digest_texts(map(str, zip(members, versions, strict=True)))
         file_stat = Path(path).stat()
     except (OSError, ValueError):
         return 0, ""
@@ -237,7 +251,7 @@ def file_version(path: str) -> tuple[int, str]:
 
 
 def file_size(path: str) -> int:
-    """Return the size of a file in bytes, compressed or not; 0 if it is not a file."""
+    """Return the size of a file or folder in bytes, compressed or not; 0 if there is none."""
     return file_version(path)[0]
 
 
@@ -249,9 +263,18 @@ def count_characters(path: str) -> int:
 
 @memoize_by_file
 def content_sha256(path: str) -> str:
-    """Return the SHA-256 digest of the uncompressed content, which does not depend on the compression."""
+    """Return the SHA-256 digest of the uncompressed content, which does not depend on the compression.
+
+    That of a folder also depends on the names of its files, which may be labels.
+    """
+    if not is_url(path) and (members := list_members(path)):
+        return _digest_texts(f"{file.relative_to(path)} {content_sha256(str(file))}" for file in members)
     hasher = hashlib.sha256()
     with open_bytes(path) as file:
         while raw := file.read(BLOCK_SIZE):
             hasher.update(raw)
     return hasher.hexdigest()
+
+
+def _digest_texts(texts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from triform.config import DataConfig, TaskName
 from triform.data import columns, readers, tables
-from triform.data.files import FileKind, kind_from_name
+from triform.data.files import RECORD_KINDS, FileKind, iter_text_blocks, kind_from_name
+from triform.data.folders import list_text_files
 from triform.errors import DataError
 
 
@@ -64,8 +65,8 @@ def open_inputs(path: str, task: TaskName, data_config: DataConfig) -> InputTabl
     """Open a file of texts.
 
     Args:
-        path: A .csv, .tsv, .jsonl or .parquet file, also compressed, is a table. Any other file has one text per
-            line.
+        path: A .csv, .tsv, .jsonl, .parquet or .arrow file, also compressed, and a folder of `datasets` are tables.
+            In a folder of text files, each file is a text. Any other file has one text per line.
         task: For translate the source column is read, otherwise the text column.
         data_config: Data settings of the run, overridden by those of this call.
 
@@ -74,16 +75,29 @@ def open_inputs(path: str, task: TaskName, data_config: DataConfig) -> InputTabl
             these rows are read.
     """
     kind = kind_from_name(path)
-    if kind not in ("csv", "tsv", "jsonl", "parquet"):
+    if kind == "texts":
+        return _open_text_files(path, task)
+    if kind not in ("csv", "tsv", *RECORD_KINDS):
         column = default_column_name(task)
         lines = (InputRow(line, text, {column: text}) for line, text in readers.read_lines(path))
         return InputTable(rows=lines, column_names=[column], column=column)
     table = (
         _open_records(path, task, data_config)
-        if kind in ("jsonl", "parquet")
+        if kind in RECORD_KINDS
         else _open_delimited(path, kind, task, data_config)
     )
     return replace(table, description=f"{path}: {table.description}")
+
+
+def _open_text_files(path: str, task: TaskName) -> InputTable:
+    column = default_column_name(task)
+
+    def iter_rows() -> Iterator[InputRow]:
+        for number, file in enumerate(list_text_files(path), 1):
+            text = "".join(iter_text_blocks(str(file)))
+            yield InputRow(number, text, {"file": str(file.relative_to(path)), column: text})
+
+    return InputTable(rows=iter_rows(), column_names=["file", column], column=column)
 
 
 def inputs_from_texts(texts: Iterable[str], task: TaskName) -> PredictionInputs:
@@ -106,7 +120,7 @@ def _open_delimited(path: str, kind: FileKind, task: TaskName, data_config: Data
         find_column = columns.find_source_column if task == "translate" else columns.find_text_column
         return find_column(path, sample, resolved_config)
 
-    selected_columns, first_row, rows = tables.read_table(path, kind, choose_columns)
+    selected_columns, first_row, rows = tables.read_table(path, kind, choose_columns, data_config.delimiter)
     default_names = [f"column_{column_number}" for column_number in range(1, len(first_row) + 1)]
     default_names[selected_columns.first] = default_column_name(task)
     names = make_unique(first_row if selected_columns.has_header else default_names)
@@ -184,7 +198,9 @@ def _training_column_name(task: TaskName, data_config: DataConfig) -> str:
         return columns.find_row_columns(data_config.train, sample, data_config, labelled=task == "classify")
 
     try:
-        selected_columns, first_row, _ = tables.read_table(data_config.train, kind, choose_columns)
+        selected_columns, first_row, _ = tables.read_table(
+            data_config.train, kind, choose_columns, data_config.delimiter
+        )
     except DataError:
         return ""
     return first_row[selected_columns.first] if selected_columns.has_header else ""

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from triform.config import TASK_NAMES, DataConfig, TaskName
 from triform.data import builtin_sets, columns, readers, tables
-from triform.data.files import BUILTIN_PREFIX, FileKind, detect_kind
+from triform.data.files import BUILTIN_PREFIX, RECORD_KINDS, FileKind, detect_kind
+from triform.data.folders import list_text_files
 
 MAX_PREVIEW_ROWS = 5
 ROLES: dict[TaskName, tuple[str, str]] = {
@@ -51,15 +52,17 @@ def guess_task(name: str) -> TaskName:
     if "," in name and not Path(name).exists():
         return "translate"
     kind = detect_kind(name)
+    if kind == "texts":
+        return "classify" if any(file.parent != Path(name) for file in list_text_files(name)) else "generate"
     if kind == "txt":
         return "generate"
     return "translate" if columns.is_pair_header(_read_head(name, kind)) else "classify"
 
 
 def _read_head(path: str, kind: FileKind) -> Sequence[Sequence[str]]:
-    """Return the first rows of a table; of JSON and Parquet, the names of its columns."""
-    if kind in ("jsonl", "parquet"):
-        return [list(next(tables.read_records(path))[1])]
+    """Return the first rows of a table; of JSON, Parquet and Arrow, the names of its columns."""
+    if kind in RECORD_KINDS:
+        return [list(tables.unnest_pair(next(tables.read_records(path))[1]))]
     head: list[Sequence[str]] = []
 
     def keep_rows(rows: columns.TableRows) -> columns.Columns:
@@ -78,7 +81,7 @@ def preview_data(task: TaskName, name: str, data_config: DataConfig) -> DataPrev
     """
     is_aligned = task == "translate" and "," in name and not Path(name).exists()
     kind = "builtin" if is_aligned else detect_kind(name)
-    if kind in ("jsonl", "parquet"):
+    if kind in RECORD_KINDS:
         return _preview_records(task, name, data_config)
     if kind in ("csv", "tsv"):
         return _preview_table(task, name, kind, data_config)
@@ -92,6 +95,8 @@ def _read_examples(task: TaskName, name: str, data_config: DataConfig) -> Iterat
         return ((pair.source, pair.target) for pair in readers.read_pairs_or_aligned(name, data_config))
     if task == "classify":
         return ((row.text, row.label) for row in readers.read_rows(name, data_config))
+    if not readers.is_running_text(name):
+        return ((row.text,) for row in readers.read_rows(name, data_config, labelled=False))
     return ((text,) for _, text in readers.read_lines(name) if text.strip())
 
 
@@ -101,7 +106,7 @@ def _preview_table(task: TaskName, path: str, kind: FileKind, data_config: DataC
             return columns.find_pair_columns(path, rows, data_config)
         return columns.find_row_columns(path, rows, data_config, labelled=task == "classify")
 
-    selected, first_row, rows = tables.read_table(path, kind, choose)
+    selected, first_row, rows = tables.read_table(path, kind, choose, data_config.delimiter)
     header = first_row if selected.has_header else [""] * len(first_row)
     names = [cell or f"column {number}" for number, cell in enumerate(header, start=1)]
     role_of = {selected.second: ROLES[task][1], selected.first: ROLES[task][0]}
@@ -115,6 +120,8 @@ def _preview_table(task: TaskName, path: str, kind: FileKind, data_config: DataC
 
 def _preview_records(task: TaskName, path: str, data_config: DataConfig) -> DataPreview:
     records = [record for _, record in islice(tables.read_records(path), MAX_PREVIEW_ROWS)]
+    if task == "translate":
+        records = [tables.unnest_pair(record) for record in records]
     keys = list(records[0])
     if task == "translate":
         selected = columns.find_pair_keys(path, keys, data_config)

@@ -1,14 +1,14 @@
 """Read labelled texts, pairs of texts and chunks of plain text from files and built-in datasets.
 
-A path is a .txt, .csv, .tsv, .jsonl (.ndjson, .json) or .parquet file, each also with .gz or .zst added, the
-address of such a file, or `builtin:NAME[/SPLIT]`. Files are streamed, and a DataError names the file and the line
-of a problem. `triform.data.columns` finds the columns of a table.
+A path is a .txt, .csv, .tsv, .jsonl (.ndjson, .json), .parquet or .arrow (.feather) file, each also with .gz or
+.zst added, the address of such a file, a folder of data (`triform.data.folders`), or `builtin:NAME[/SPLIT]`. Files
+are streamed, and a DataError names the file and the line of a problem. `triform.data.columns` finds the columns.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -19,13 +19,16 @@ from triform.data import builtin_sets, columns, tables
 from triform.data.files import (
     BLOCK_SIZE,
     BUILTIN_PREFIX,
+    RECORD_KINDS,
     content_sha256,
     count_characters,
     count_lines,
     detect_kind,
     iter_numbered_lines,
     iter_text_blocks,
+    row_error,
 )
+from triform.data.folders import list_labelled_files, list_text_files
 from triform.data.shards import fingerprint_shards, has_manifest
 from triform.errors import DataError
 
@@ -87,16 +90,21 @@ def read_rows(path: str, data_config: DataConfig, *, labelled: bool = True) -> I
                 path=path,
             )
         cells = ((line, text, "") for line, text in read_lines(path))
-    elif kind in ("jsonl", "parquet"):
+    elif kind == "texts":
+        cells = _read_text_files(path, labelled=labelled)
+    elif kind in RECORD_KINDS:
         cells = _read_record_rows(path, data_config, labelled=labelled)
     else:
         cells = tables.read_cells(
-            path, kind, lambda sample: columns.find_row_columns(path, sample, data_config, labelled=labelled)
+            path,
+            kind,
+            lambda sample: columns.find_row_columns(path, sample, data_config, labelled=labelled),
+            data_config.delimiter,
         )
     for line, text, label in cells:
         label = label.strip()
         if labelled and not label:
-            raise DataError("the label is empty; fill it in or remove the row", path=path, line=line)
+            raise row_error("the label is empty; fill it in or remove the row", path, line)
         yield LabelledText(text, label, line)
 
 
@@ -106,7 +114,10 @@ def describe_columns(path: str, data_config: DataConfig) -> str:
     if kind not in ("csv", "tsv"):
         return ""
     selected_columns = tables.detect_columns(
-        path, kind, lambda sample: columns.find_row_columns(path, sample, data_config, labelled=True)
+        path,
+        kind,
+        lambda sample: columns.find_row_columns(path, sample, data_config, labelled=True),
+        data_config.delimiter,
     )
     label_description = (
         "" if selected_columns.second is None else f", label in column {selected_columns.second + 1}"
@@ -124,6 +135,13 @@ def _read_builtin_rows(path: str, *, labelled: bool) -> Iterator[tables.Numbered
     else:
         for line, text in read_lines(path):
             yield line, text, ""
+
+
+def _read_text_files(path: str, *, labelled: bool) -> Iterator[tables.NumberedCells]:
+    """Yield the text and the label of each file of a folder, counted from 1."""
+    files = list_labelled_files(path) if labelled else [(file, "") for file in list_text_files(path)]
+    for number, (file, label) in enumerate(files, 1):
+        yield number, "".join(iter_text_blocks(str(file))), label
 
 
 def _read_record_rows(path: str, data_config: DataConfig, *, labelled: bool) -> Iterator[tables.NumberedCells]:
@@ -147,16 +165,21 @@ def read_pairs(path: str, data_config: DataConfig) -> Iterator[TextPair]:
     if kind == "builtin":
         builtin_sets.require_task(path, "translate")
         cells = ((line, *pair) for line, pair in enumerate(builtin_sets.load_pairs(path), 1))
-    elif kind == "txt":
+    elif kind in ("txt", "texts"):
         raise DataError(
-            "a .txt file has no pairs; use a .csv, .tsv, .jsonl or .parquet file with two columns, "
-            "or data.source and data.target for two aligned files",
+            f"{'a .txt file' if kind == 'txt' else 'a folder of text files'} has no pairs; use a .csv, .tsv, "
+            ".jsonl or .parquet file with two columns, or data.source and data.target for two aligned files",
             path=path,
         )
-    elif kind in ("jsonl", "parquet"):
+    elif kind in RECORD_KINDS:
         cells = _read_record_pairs(path, data_config)
     else:
-        cells = tables.read_cells(path, kind, lambda sample: columns.find_pair_columns(path, sample, data_config))
+        cells = tables.read_cells(
+            path,
+            kind,
+            lambda sample: columns.find_pair_columns(path, sample, data_config),
+            data_config.delimiter,
+        )
     for line, source, target in cells:
         yield TextPair(source, target, line)
 
@@ -165,8 +188,12 @@ def _read_record_pairs(path: str, data_config: DataConfig) -> Iterator[tables.Nu
     def find_keys(names: list[str]) -> tuple[str, str]:
         return columns.find_pair_keys(path, names, data_config)
 
+    def select_columns(names: list[str]) -> Sequence[str]:
+        return names if columns.NESTED_PAIR in names else find_keys(names)
+
     keys: tuple[str, str] | None = None
-    for line, record in tables.read_records(path, find_keys):
+    for line, row in tables.read_records(path, select_columns):
+        record = tables.unnest_pair(row)
         keys = keys or find_keys(list(record))
         source, target = (tables.get_text(path, line, record, key) for key in keys)
         yield line, source, target

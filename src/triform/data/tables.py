@@ -1,39 +1,60 @@
-"""Read the rows of CSV, TSV, JSON Lines and Parquet files, with the line on which each row starts."""
+"""Read the rows of CSV, TSV, JSON Lines, Parquet and Arrow files, with the line on which each row starts."""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 
-from triform.data.columns import Columns, TableRows, format_names
+from triform.data.arrow_files import read_arrow_rows
+from triform.data.columns import NESTED_PAIR, Columns, TableRows, format_names
 from triform.data.files import (
     MAX_LINE_BYTES,
     FileKind,
     iter_numbered_lines,
     iter_text_lines,
     kind_from_name,
-    open_bytes,
+    row_error,
 )
-from triform.errors import DataError, require_package
+from triform.errors import DataError
 
 MAX_SAMPLE_ROWS = 1000
 MAX_SAMPLE_CHARS = 1 << 22
-PARQUET_BATCH_ROWS = 256  # rows that are converted at once
+
+MAX_HEAD_LINES = 1000  # lines from which the delimiter of a .csv file is detected
+DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}  # by the values of `data.delimiter`
+DELIMITER_NAMES = {character: name for name, character in DELIMITERS.items()}
+DELIMITER_LINE = re.compile(r"sep=([,;\t|])\r?\n?", re.IGNORECASE)
 
 NumberedRow = tuple[int, list[str]]
 NumberedCells = tuple[int, str, str]
 JsonObject = dict[str, object]
 
 
-def _read_csv_rows(path: str) -> Iterator[NumberedRow]:
+def _open_table(path: str, kind: FileKind, delimiter: str) -> tuple[str, Iterator[NumberedRow]]:
+    """Return the name of the delimiter of a table, and its rows."""
+    if kind == "tsv":
+        return "tab", _read_tsv_rows(path)
+    text_lines = iter_text_lines(path)
+    head, line = list(islice(text_lines, MAX_HEAD_LINES)), 1
+    if head and (declared := DELIMITER_LINE.fullmatch(head[0])):  # a line that Excel writes and reads
+        delimiter = DELIMITER_NAMES[declared[1]] if delimiter == "auto" else delimiter
+        del head[0]
+        line = 2
+    delimiter = detect_delimiter(head) if delimiter == "auto" else delimiter
+    return delimiter, _read_csv_rows(path, chain(head, text_lines), DELIMITERS[delimiter], line)
+
+
+def _read_csv_rows(path: str, text_lines: Iterable[str], delimiter: str, line: int) -> Iterator[NumberedRow]:
+    """Yield the rows of CSV lines, the first of which is line number `line`."""
     csv.field_size_limit(max(MAX_LINE_BYTES, csv.field_size_limit()))
     row_chars = 0  # characters of the current row
 
     def lines() -> Iterator[str]:
         nonlocal row_chars
-        for text in iter_text_lines(path):
+        for text in text_lines:
             row_chars += len(text)
             if row_chars > MAX_LINE_BYTES:
                 raise csv.Error(
@@ -41,14 +62,14 @@ def _read_csv_rows(path: str) -> Iterator[NumberedRow]:
                 )
             yield text
 
-    reader = csv.reader(lines(), strict=True)
-    line = 1
+    reader = csv.reader(lines(), strict=True, delimiter=delimiter)
+    first_line = line
     try:
         for fields in reader:
             row_chars = 0
             if fields:
                 yield line, fields
-            line = reader.line_num + 1
+            line = reader.line_num + first_line
     except csv.Error as error:
         raise DataError(
             f"invalid CSV ({error}); quote texts that contain quotes, commas or line ends "
@@ -56,6 +77,25 @@ def _read_csv_rows(path: str) -> Iterator[NumberedRow]:
             path=path,
             line=line,
         ) from None
+
+
+def detect_delimiter(lines: Sequence[str]) -> str:
+    r"""Return the name of the delimiter that gives most rows the number of columns of the first row, at least two.
+
+    Without one that does so for more than half of the rows, it is the comma.
+
+    >>> detect_delimiter(["Text;Label\n", "Good, but long;pos\n"]), detect_delimiter(["one; two\n", "three\n"])
+    ('semicolon', 'comma')
+    """
+    shares = {"comma": 0.5}
+    for name, delimiter in DELIMITERS.items():
+        try:
+            widths = [len(row) for row in csv.reader(lines, delimiter=delimiter) if row]
+        except csv.Error:
+            continue
+        if widths and widths[0] > 1 and widths.count(widths[0]) / len(widths) > max(shares.values()):
+            shares[name] = widths.count(widths[0]) / len(widths)
+    return max(shares, key=lambda name: shares[name])
 
 
 def _read_tsv_rows(path: str) -> Iterator[NumberedRow]:
@@ -75,26 +115,35 @@ def _read_sample(table_rows: Iterator[NumberedRow]) -> list[NumberedRow]:
     return sample
 
 
-def detect_columns(path: str, kind: FileKind, choose_columns: Callable[[TableRows], Columns]) -> Columns:
+def detect_columns(
+    path: str, kind: FileKind, choose_columns: Callable[[TableRows], Columns], delimiter: str = "auto"
+) -> Columns:
     """Return the columns that `choose_columns` selects from the first rows of a table."""
-    table_rows = _read_csv_rows(path) if kind == "csv" else _read_tsv_rows(path)
+    _, table_rows = _open_table(path, kind, delimiter)
     return choose_columns([fields for _, fields in _read_sample(table_rows)])
 
 
 def read_cells(
-    path: str, kind: FileKind, choose_columns: Callable[[TableRows], Columns]
+    path: str, kind: FileKind, choose_columns: Callable[[TableRows], Columns], delimiter: str = "auto"
 ) -> Iterator[NumberedCells]:
     """Yield the two selected cells of every row. `choose_columns` receives the first rows."""
-    columns, _, rows = read_table(path, kind, choose_columns)
+    columns, _, rows = read_table(path, kind, choose_columns, delimiter)
     for line, fields in rows:
         yield line, fields[columns.first], "" if columns.second is None else fields[columns.second]
 
 
 def read_table(
-    path: str, kind: FileKind, choose_columns: Callable[[TableRows], Columns]
+    path: str, kind: FileKind, choose_columns: Callable[[TableRows], Columns], delimiter: str = "auto"
 ) -> tuple[Columns, list[str], Iterator[NumberedRow]]:
-    """Return the selected columns, the first row of the file, and an iterator over the rows without the header."""
-    table_rows = _read_csv_rows(path) if kind == "csv" else _read_tsv_rows(path)
+    """Return the selected columns, the first row of the file, and an iterator over the rows without the header.
+
+    Args:
+        path: The file.
+        kind: "csv" or "tsv".
+        choose_columns: Selects the columns, given the first rows.
+        delimiter: `data.delimiter`, for .csv files.
+    """
+    delimiter, table_rows = _open_table(path, kind, delimiter)
     sample = _read_sample(table_rows)
     if not sample:
         raise DataError("the file is empty", path=path)
@@ -104,7 +153,7 @@ def read_table(
     def iter_body() -> Iterator[NumberedRow]:
         has_rows = False
         for line, fields in islice(chain(sample, table_rows), int(columns.has_header), None):
-            _validate_width(path, line, fields, kind=kind, min_fields=min_fields, width=len(sample[0][1]))
+            _validate_width(path, line, fields, delimiter=delimiter, min_fields=min_fields, width=len(sample[0][1]))
             yield line, fields
             has_rows = True
         if not has_rows:
@@ -114,58 +163,34 @@ def read_table(
 
 
 def _validate_width(
-    path: str, line: int, fields: list[str], *, kind: FileKind, min_fields: int, width: int
+    path: str, line: int, fields: list[str], *, delimiter: str, min_fields: int, width: int
 ) -> None:
     n_fields = len(fields)
-    separator = "comma" if kind == "csv" else "tab"
     if len(fields) < min_fields:
         raise DataError(
-            f"expected at least {min_fields} columns, found {n_fields}; separate the columns with a {separator}",
+            f"expected at least {min_fields} columns, found {n_fields}; separate the columns with a {delimiter}",
             path=path,
             line=line,
         )
     if any(fields[width:]):  # otherwise a wrong cell could become the label unnoticed
-        remedy = "quote texts that contain commas" if kind == "csv" else "remove tabs from texts"
+        remedy = "remove tabs from texts" if delimiter == "tab" else f"quote texts that contain {delimiter}s"
         raise DataError(f"expected {width} columns, found {n_fields}; {remedy}", path=path, line=line)
 
 
 def read_records(
     path: str, select_columns: Callable[[list[str]], Sequence[str]] = lambda names: names
 ) -> Iterator[tuple[int, JsonObject]]:
-    """Yield the objects of a JSON Lines file, or the rows of a Parquet file as objects.
+    """Yield the objects of a JSON Lines file, or the rows of a Parquet or Arrow file or of a dataset as objects.
 
     Args:
-        path: The file.
-        select_columns: Returns which columns of a Parquet file are read, given the names of all of them. Those that
-            the file does not have are left out.
+        path: The file or folder.
+        select_columns: Returns which columns are read, given the names of all of them. Those that the file does not
+            have are left out. From a JSON Lines file, all are read.
     """
-    if kind_from_name(path) == "parquet":
-        return _read_parquet_rows(path, select_columns)
+    kind = kind_from_name(path)
+    if kind in ("parquet", "arrow", "dataset"):
+        return read_arrow_rows(path, kind, select_columns)
     return read_json_lines(path)
-
-
-def _read_parquet_rows(
-    path: str, select_columns: Callable[[list[str]], Sequence[str]]
-) -> Iterator[tuple[int, JsonObject]]:
-    """Yield the rows of a Parquet file, counted from 1. One row group is in memory at a time."""
-    require_package("pyarrow", extra="arrow", purpose=f"{path}: a .parquet file")
-    from pyarrow import ArrowException, parquet
-
-    row = 0
-    with open_bytes(path) as file:
-        try:
-            table = parquet.ParquetFile(file)
-            names = list(table.schema_arrow.names)
-            selected = [name for name in select_columns(names) if name in names]
-            for batch in table.iter_batches(batch_size=PARQUET_BATCH_ROWS, columns=selected, use_threads=False):
-                for record in batch.to_pylist():
-                    row += 1
-                    yield row, record
-        except (ArrowException, UnicodeDecodeError) as error:
-            reason = str(error).partition("\n")[0]
-            raise DataError(f"the Parquet file is damaged or is not one ({reason})", path=path) from None
-    if not row:
-        raise DataError("the file is empty", path=path)
 
 
 def read_json_lines(path: str) -> Iterator[tuple[int, JsonObject]]:
@@ -195,26 +220,31 @@ def read_json_lines(path: str) -> Iterator[tuple[int, JsonObject]]:
         raise DataError("the file is empty", path=path)
 
 
+def unnest_pair(record: JsonObject) -> JsonObject:
+    """Return the object under `translation`, where many published datasets have the sentences of two languages."""
+    nested = record.get(NESTED_PAIR)
+    return nested if isinstance(nested, dict) else record
+
+
 def get_text(path: str, line: int, record: JsonObject, key: str) -> str:
     """Return the text under a key. Any other type of value is an error."""
     value = _get_value(path, line, record, key)
     if not isinstance(value, str):
-        raise DataError(
-            f"expected a text under {key!r}, found {json.dumps(value, default=str)[:40]}", path=path, line=line
-        )
+        raise row_error(f"expected a text under {key!r}, found {format_value(value)}", path, line)
     return _require_encodable(path, line, key, value)
 
 
 def get_label(path: str, line: int, record: JsonObject, key: str) -> str:
     """Return the label under a key as text. A number is converted."""
     value = _get_value(path, line, record, key)
-    if not isinstance(value, str | int | float):
-        raise DataError(
-            f"expected a text or a number under {key!r}, found {json.dumps(value, default=str)[:40]}",
-            path=path,
-            line=line,
-        )
+    if not isinstance(value, str | int | float) or value != value:
+        raise row_error(f"expected a text or a number under {key!r}, found {format_value(value)}", path, line)
     return _require_encodable(path, line, key, str(value))
+
+
+def format_value(value: object) -> str:
+    """Return the start of a value for a message."""
+    return json.dumps(value, default=str, ensure_ascii=False)[:40]
 
 
 def _require_encodable(path: str, line: int, key: str, text: str) -> str:
@@ -222,14 +252,12 @@ def _require_encodable(path: str, line: int, key: str, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise DataError(
-            f"the text under {key!r} contains half of a surrogate pair (\\ud...)", path=path, line=line
-        ) from None
+        raise row_error(f"the text under {key!r} contains half of a surrogate pair (\\ud...)", path, line) from None
     return text
 
 
 def _get_value(path: str, line: int, record: JsonObject, key: str) -> object:
     if key not in record:
         keys: Sequence[str] = list(record)
-        raise DataError(f"no key {key!r}; the keys are {format_names(keys)}", path=path, line=line)
+        raise row_error(f"no key {key!r}; the keys are {format_names(keys)}", path, line)
     return record[key]

@@ -12,7 +12,8 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 import anyio.to_thread
 import msgspec
 
-from triform.data.files import COMPRESSION_SUFFIXES, KIND_BY_SUFFIX, iter_text_blocks
+from triform.data.files import KIND_BY_SUFFIX, iter_text_blocks
+from triform.data.folders import COMPRESSION_SUFFIXES
 from triform.errors import DataError
 from triform.io.files import write_bytes
 from triform.serving.endpoints import ApiError

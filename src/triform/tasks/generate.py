@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triform.config import Config, DecodeConfig, DecodingStrategy
+from triform.data.folders import folder_kind
 from triform.data.shards import is_shard_location
 from triform.errors import DataError
 from triform.evaluation.metrics import Metrics, bits_per_byte, perplexity
@@ -244,7 +245,8 @@ class Generate(Task):
 
     @classmethod
     def choose_data_class(cls, config: Config) -> type[LanguageModelData]:
-        return ShardedTextData if is_shard_location(config.data.train) else LanguageModelData
+        is_shards = is_shard_location(config.data.train) and folder_kind(config.data.train) is None
+        return ShardedTextData if is_shards else LanguageModelData
 
     def build_model(self) -> AnyDecoder:
         return use_fast_kernels(build_decoder(self.config.model, self.sizes))

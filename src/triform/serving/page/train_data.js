@@ -4,7 +4,7 @@ import {ApiError, postJson, request} from './api.js';
 import {create, createButton, createEmptyNote, createErrorNotice, createNotices, createSection, createTable, formatBytes, formatCount} from './dom.js';
 
 const TASKS = {
-  classify: 'A table with a text and a label in each row: .csv, .tsv, .jsonl or .parquet, also with .gz or .zst added.',
+  classify: 'A table with a text and a label in each row: .csv, .tsv, .jsonl, .parquet or .arrow, also with .gz or .zst added.',
   generate: 'A text (.txt), or a table with a text in each row.',
   translate: 'A table with a sentence and its translation in each row, or two text files with matching lines.',
 };
