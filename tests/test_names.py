@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,6 +70,12 @@ def test_names_are_plain(folder: str) -> None:
         if (banned := find_banned(name))
     ]
     assert not problems, "names that say nothing:\n" + "\n".join(problems)
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """They are not in packages, so pytest would refuse to import the second one."""
+    counts = Counter(path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py")
+    assert not [name for name, count in counts.items() if count > 1]
 
 
 def test_the_glossary_names_classes_and_packages_that_exist() -> None:
