@@ -25,6 +25,7 @@ from triform.run import Run, load
 from triform.training.agreement import compare_processes, share_claim
 from triform.training.callbacks import Callback, MetricsFile
 from triform.training.claim import claim_run_folder, create_default_folder
+from triform.training.data_copies import copy_in_memory_data
 from triform.training.distributed_step import require_exact_world_size
 from triform.training.estimate import TrainingEstimate, estimate_training
 from triform.training.freezing import count_trainable
@@ -96,7 +97,8 @@ def train(
             given as keyword arguments.
         **settings: Settings by section, such as `model={"d_model": 64}`, or by their dotted names. `data`, `valid`,
             `source`, `target`, `init_from`, `embeddings` and `seed` need no section. Without data, the task's
-            built-in dataset is used.
+            built-in dataset is used. `data` and `valid` are files, or data frames or iterables of rows
+            (`triform.data.in_memory`), which are copied to the run folder.
 
     Returns:
         The trained run, ready to predict and evaluate.
@@ -116,8 +118,11 @@ def train(
     """
     option_values = {name: settings.pop(name) for name in RunOptions.__dataclass_fields__ if name in settings}
     options = replace(options or RunOptions(), **option_values)
-    with join_world(resolve_device(options.device)):
-        return _train_in_processes(task, preset, config, options, flatten_settings(settings))
+    with (
+        join_world(resolve_device(options.device)),
+        copy_in_memory_data(task, preset, config, settings, str(options.out)) as (file_settings, out),
+    ):
+        return _train_in_processes(task, preset, config, replace(options, out=out), flatten_settings(file_settings))
 
 
 def _train_in_processes(

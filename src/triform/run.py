@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -16,6 +16,7 @@ from triform.config import Config, DecodeConfig
 from triform.config.bounds import validate_bound
 from triform.config.merging import override_decode
 from triform.config.settings import coerce_setting
+from triform.data.in_memory import is_in_memory, iter_texts
 from triform.device import resolve_device
 from triform.errors import CheckpointError, ConfigError, NonFiniteError
 from triform.evaluation.baselines import BaselineMetrics, FittedBaselines
@@ -26,6 +27,7 @@ from triform.tasks.batch import split_by_length
 from triform.tasks.language_model_data import with_stride
 from triform.tasks.leaks import training_file_warnings
 from triform.tasks.prediction import Keep, PredictionList, validate_keep, validate_request
+from triform.training.data_copies import resolve_in_memory, temporary_copy
 from triform.training.loading import load_latest_task, load_task
 from triform.training.lora_adapter import read_adapter
 from triform.training.run_folder import RunFolder
@@ -95,7 +97,7 @@ class Run:
 
     def predict(
         self,
-        texts: str | Sequence[str],
+        texts: Any,
         *,
         top: int = 0,
         keep: Keep | None = None,
@@ -106,7 +108,8 @@ class Run:
         """Return a label, a continuation or a translation for each text.
 
         Args:
-            texts: One text or several.
+            texts: One text or several: a list, a column or another iterable of strings, or a data frame, whose
+                text column is found as in a file.
             top: The number of `alternatives` of each prediction: for a classifier the most probable labels, for a
                 language model the most probable next tokens after the prompt, for a translator the best hypotheses
                 of beam search, at most `beam_size`.
@@ -121,6 +124,8 @@ class Run:
             DataError: A text is not a string, or contains characters that the model cannot read.
             ConfigError: A setting is unknown or out of bounds, or a translator cannot give `top` hypotheses.
         """
+        if not isinstance(texts, str | list | tuple):
+            texts = list(iter_texts(texts, self.config.task, resolve_in_memory(texts, self.config.data)))
         texts = [texts] if isinstance(texts, str) else texts
         validate_request(texts, top, keep)
         if seed is not None:
@@ -138,13 +143,13 @@ class Run:
             return override_decode.__wrapped__(self.config.decode, **settings)
 
     def evaluate(
-        self, data: str | Path = "", *, lines: Container[int] | None = None, stride: int = 0, **decode: object
+        self, data: Any = "", *, lines: Container[int] | None = None, stride: int = 0, **decode: object
     ) -> Metrics:
-        """Return the metrics on a file.
+        """Return the metrics on a file or on data in memory.
 
         Args:
-            data: The file; for translate also two files as `source,target`. The default is the validation data
-                of the run.
+            data: The file; for translate also two files as `source,target`. It may also be a data frame or an
+                iterable of rows, as for `triform.train`. The default is the validation data of the run.
             lines: Use only the rows that start on one of these lines, for example those that `triform audit`
                 reports as unseen.
             stride: For generate: the distance in tokens between the starts of two windows. With 0, windows do not
@@ -155,6 +160,11 @@ class Run:
             DataError: The file cannot be used.
             ConfigError: A setting is unknown, or `data` is empty and the run has no validation data.
         """
+        if is_in_memory(data):
+            columns = resolve_in_memory(data, self.config.data)
+            with temporary_copy(data, self.config.task, columns) as path:
+                run = replace(self, task=self.task.with_config(replace(self.config, data=columns)))
+                return run.evaluate_with_notices(path, decode, lines, stride)[0]
         return self.evaluate_with_notices(str(data), decode, lines, stride)[0]
 
     def evaluate_with_notices(

@@ -32,6 +32,7 @@ from triform.launch import (
 from triform.tasks import TASKS, PreparedTask
 from triform.training.aggregate_progress import AggregateProgress
 from triform.training.claim import claim_run_folder
+from triform.training.data_copies import copy_in_memory_data
 from triform.training.ensemble import Ensemble, EnsembleMember, load_if_stackable
 from triform.training.init_from import apply_base, load_initial_weights
 from triform.training.length import format_early_stopping_notice
@@ -89,7 +90,12 @@ def train_seeds(
     options = replace(options or RunOptions(), **option_values)
     if not 1 <= seeds <= MAX_SEEDS:
         raise ConfigError(f"--seeds {format_value(seeds)} must be a number of models from 1 to {MAX_SEEDS}")
-    requested = resolve_settings(task, preset, config, flatten_settings(settings))
+    with copy_in_memory_data(task, preset, config, settings, str(options.out)) as (file_settings, out):
+        requested = resolve_settings(task, preset, config, flatten_settings(file_settings))
+        return _train_seeds(task, seeds, requested, replace(options, out=out))
+
+
+def _train_seeds(task: TaskName, seeds: int, requested: Settings, options: RunOptions) -> SeedResults:
     out = resolve_out_folder(requested, options)
     first_seed = build_config(requested).seed
     seed_options = f" --seeds {seeds}" + (f" --seed {first_seed}" if first_seed else "")

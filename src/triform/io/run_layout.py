@@ -12,6 +12,7 @@ DIGESTS_FILE = "digests.json"
 SOURCES_FILE = "sources.json"  # where the settings of config.toml come from
 CHECKPOINTS_FOLDER = "checkpoints"
 TOKENS_FOLDER = "tokens"
+DATA_FOLDER = "data_copies"  # copies of data that was passed from Python
 TENSORS_FILE, STATE_FILE = "tensors.safetensors", "state.json"
 # Files that have a digest, in a run folder and in a checkpoint folder.
 RUN_FILES = (CONFIG_FILE, "tokenizer*.json", MODEL_FILE)
@@ -27,6 +28,7 @@ RUN_FOLDER_PATTERNS = (
     REPORT_FILE,
     CHECKPOINTS_FOLDER,
     TOKENS_FOLDER,
+    DATA_FOLDER,
 )
 # The last line of every config.toml. A file without it, or without its final newline, is incomplete.
 LAST_CONFIG_KEY = "decode.max_new_tokens"

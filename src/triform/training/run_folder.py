@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -119,14 +119,14 @@ class RunFolder:
             self.write_weights(self.read_weights())
         self.write_config(self.read_config())
 
-    def clear(self, *, keep_name: str = "") -> None:
+    def clear(self, *, keep_names: Collection[str] = ()) -> None:
         """Remove the files of an earlier run. Other files are kept."""
         with write_errors(self.path):
             for path in (
                 path
                 for pattern in RUN_FOLDER_PATTERNS
                 for path in self.path.glob(pattern)
-                if path.name != keep_name
+                if path.name not in keep_names
             ):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 

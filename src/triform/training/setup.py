@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TextIO, TypeVar
 
 import torch
@@ -20,6 +21,7 @@ from triform.config.settings import build_config, flatten_config
 from triform.data.readers import fingerprint
 from triform.errors import CheckpointError
 from triform.formatting import print_message
+from triform.io.run_layout import DATA_FOLDER
 from triform.tasks import TASKS, PreparedTask
 from triform.tasks.batch import BucketedDataset
 from triform.training.callbacks import Callback, MetricsFile
@@ -116,8 +118,9 @@ def _write_settings(
 ) -> list[str]:
     """Write the settings and tokenizers of a new run, or of one that trains for longer. Return notices."""
     if not resume:
-        tokens_folder = folder.tokens_folder  # just written by prepare; all other files are those of an older run
-        folder.clear(keep_name=tokens_folder.name)
+        # Tokens and copies of data have just been written; all other files are those of an older run.
+        copies = DATA_FOLDER if any(Path(name).parent.name == DATA_FOLDER for name in fingerprints["data"]) else ""
+        folder.clear(keep_names=(folder.tokens_folder.name, copies))
         prepared.task.save(folder.path)
         folder.write_config(prepared.task.config)
         return []
