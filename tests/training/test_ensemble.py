@@ -135,6 +135,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "adamw": {"train": {"optimizer": "adamw", "weight_decay": 0.1, "clip_norm": 0.5}},
     "adam": {"train": {"optimizer": "adam", "weight_decay": 0.1, "schedule": "plateau", "plateau_patience": 0}},
     "momentum": {"train": {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.1, "grad_accumulation": 2}},
+    "muon": {"train": {"optimizer": "muon", "weight_decay": 0.1, "clip_norm": 0.5}},
     "sgd": {"train": {"optimizer": "sgd", "momentum": 0.0, "clip_norm": 0.0, "label_smoothing": 0.1}},
     "window": {"model": {"window": 3, "n_kv_heads": 1, "positions": "t5"}},
     "formula": {"model": {"attention_score": "additive", "tie_embeddings": True, "norm_position": "post"}},

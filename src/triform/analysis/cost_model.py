@@ -9,6 +9,7 @@ from typing import Literal
 from triform.analysis.parameters import GATES, ParameterBudget, evaluate_formula, format_formula
 from triform.config import Config, DataSizes, ModelConfig, OptimizerKind
 
+BLOCK_ROLES = ("attention", "cross", "feedforward")  # of the rows with linear layers in blocks
 BF16_WEIGHTS = "weights in bf16"  # the name of the memory for copies of weights
 
 
@@ -162,7 +163,13 @@ class CostModel:
         yield self._constant_item("gradients", n_trainable, 4)
         n_states = (1 if workload.momentum else 0) if workload.optimizer == "sgd" else 2
         note = {0: "none", 1: "momentum", 2: "two moving averages"}[n_states]
-        yield self._constant_item(f"state of {workload.optimizer}", n_states * n_trainable, 4, note=note)
+        n_saved = 0
+        if workload.optimizer == "muon" and workload.trainable is None:
+            n_saved, note = (
+                _count_block_weights(param_budget),
+                "one moving average for matrices of blocks, else two",
+            )
+        yield self._constant_item(f"state of {workload.optimizer}", n_states * n_trainable - n_saved, 4, note=note)
 
     def _embedding_activations(self, name: str, length_symbol: str) -> Iterator[MemoryItem]:
         yield self._memory_item(f"{name}: token ids", f"B·{length_symbol}", 8)
@@ -221,8 +228,14 @@ def symbol_values(model: ModelConfig, sizes: DataSizes) -> dict[str, int]:
     }
 
 
+def _count_block_weights(param_budget: ParameterBudget) -> int:
+    """Count the weights of linear layers in blocks, without biases."""
+    rows = [(group, row) for group, row in param_budget.iter_rows() if row.role in BLOCK_ROLES]
+    return sum(group.layers * row.times * row.weights for group, row in rows)
+
+
 def _count_matmul_parameters(param_budget: ParameterBudget) -> int:
     """Count the parameters of matrix products, which have copies in bf16; embeddings and norms have none."""
-    roles = ("attention", "cross", "feedforward", "recurrent", "output")
+    roles = (*BLOCK_ROLES, "recurrent", "output")
     rows = [(group, row) for group, row in param_budget.iter_rows() if row.role in roles]
     return sum(group.layers * row.times * row.per_instance for group, row in rows)

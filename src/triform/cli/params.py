@@ -47,8 +47,8 @@ OptimizerOption = Annotated[
     option(
         WORKLOAD,
         "NAME",
-        "Optimizer: adam, adamw or sgd. The default is that of the settings.",
-        complete=complete_from(("adam", "adamw", "sgd")),
+        "Optimizer: adam, adamw, muon or sgd. The default is that of the settings.",
+        complete=complete_from(("adam", "adamw", "muon", "sgd")),
     ),
 ]
 PrecisionOption = Annotated[

@@ -356,6 +356,7 @@ class Config:
     def _validate_recurrent(self) -> None:
         model, train, kind = self.model, self.train, f"model.kind={self.model.kind}"
         require(not train.lora_rank, f"train.lora_rank applies to Transformers only, not to {kind}")
+        require(train.optimizer != "muon", f"train.optimizer=muon applies to Transformers only, not to {kind}")
         require(
             train.precision != "bf16",
             f"train.precision=bf16 applies to Transformers only; {kind} is trained in fp32",

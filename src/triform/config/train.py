@@ -9,7 +9,7 @@ from triform.config.bounds import validate_bounds
 from triform.config.documentation import setting
 from triform.config.validation import require
 
-OptimizerKind = Literal["adam", "adamw", "sgd"]
+OptimizerKind = Literal["adam", "adamw", "muon", "sgd"]
 ScheduleKind = Literal["constant", "cosine", "linear", "noam", "plateau"]
 TrainPrecision = Literal["auto", "fp32", "bf16"]
 LoraLayers = Literal["all", "attention"]
@@ -20,7 +20,12 @@ ParallelKind = Literal["auto", "ddp", "fsdp"]
 class TrainConfig:
     """How the model is trained: optimizer, schedule, batches, length, fine-tuning, validation and checkpoints."""
 
-    optimizer: OptimizerKind = setting("adamw", "The optimizer.")
+    optimizer: OptimizerKind = setting(
+        "adamw",
+        "The optimizer.",
+        details="`muon` orthogonalises the updates of weight matrices of blocks (Jordan et al., 2024). It updates "
+        "all other weights as `adamw` does.",
+    )
     lr: float = setting(
         0.0,
         "The peak learning rate.",
@@ -30,14 +35,14 @@ class TrainConfig:
     betas: tuple[float, ...] = setting(
         (0.9, 0.98),
         "The decay rates of the two moving averages of Adam.",
-        applies_to="train.optimizer=adam or adamw",
+        applies_to="train.optimizer=adam, adamw or muon",
     )
     momentum: float = setting(0.9, "The momentum of SGD.", applies_to="train.optimizer=sgd")
     weight_decay: float = setting(
         0.01,
         "The weight decay of matrices.",
-        details="Biases and norms have none. With `adam` and `sgd` it is an L2 penalty; with `adamw` it is "
-        "decoupled from the gradient.",
+        details="Biases and norms have none. With `adam` and `sgd` it is an L2 penalty; with `adamw` and `muon` "
+        "it is decoupled from the gradient.",
     )
     schedule: ScheduleKind = setting(
         "cosine",
@@ -226,6 +231,10 @@ class TrainConfig:
         require(
             not (self.exact and self.parallel == "fsdp"),
             "train.exact=true needs a copy of the model in each process; leave out train.parallel=fsdp",
+        )
+        require(
+            not (self.optimizer == "muon" and self.parallel == "fsdp"),
+            "train.optimizer=muon needs whole matrices in each process; leave out train.parallel=fsdp",
         )
         require(
             len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),

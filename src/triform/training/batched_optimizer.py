@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from triform.config import TrainConfig
+from triform.training.muon import muon_update
 
 ADAM_EPS = 1e-8  # the default of torch
 
@@ -25,6 +26,7 @@ class BatchedOptimizer:
         configs: The training settings of each model. They may differ in learning rate and weight decay.
         weights: The weights of all models.
         n_decaying: The number of weights per row that have weight decay. They come first in the row.
+        orthogonal_shapes: The shapes of the matrices that Muon updates. They are the first parameters of a row.
     """
 
     state_names: ClassVar[
@@ -32,8 +34,14 @@ class BatchedOptimizer:
     ] = ()  # the names of the state tensors, which have the shape of the weights
     uses_step_count: ClassVar[bool] = False  # whether `update` depends on the number of steps
 
-    def __init__(self, configs: Sequence[TrainConfig], weights: Tensor, n_decaying: int) -> None:
-        self.config, self.n_decaying = configs[0], n_decaying
+    def __init__(
+        self,
+        configs: Sequence[TrainConfig],
+        weights: Tensor,
+        n_decaying: int,
+        orthogonal_shapes: Sequence[torch.Size] = (),
+    ) -> None:
+        self.config, self.n_decaying, self.orthogonal_shapes = configs[0], n_decaying, orthogonal_shapes
         weight_decays = [config.weight_decay for config in configs]
         self.weight_decays = weights.new_tensor(weight_decays)[:, None] if any(weight_decays) else None
 
@@ -48,6 +56,10 @@ class BatchedOptimizer:
             steps: The number of steps including this one, (N, 1).
         """
         raise NotImplementedError
+
+    def state_names_of(self, index: int) -> tuple[str, ...]:
+        """Return the names of the state tensors of a parameter."""
+        return self.state_names
 
     def decay_term(self, weights: Tensor) -> Tensor | None:
         """Return the weight decay at a learning rate of 1, or None without weight decay."""
@@ -104,16 +116,41 @@ class BatchedAdamW(BatchedAdam):
         self.adam_update(weights, grads, lrs, state, steps)
 
 
+class BatchedMuon(BatchedAdamW):
+    """`triform.training.muon.Muon`: AdamW, except for the matrices that come first in a row."""
+
+    def update(self, weights: Tensor, grads: Tensor, lrs: Tensor, state: dict[str, Tensor], steps: Tensor) -> None:
+        if (decay := self.decay_term(weights)) is not None:
+            weights[:, : self.n_decaying].sub_(lrs * decay)
+        start = 0
+        for shape in self.orthogonal_shapes:
+            columns = slice(start, start + shape.numel())
+            matrices, momentum = (x[:, columns].view(-1, *shape) for x in (grads, state["exp_avg"]))
+            weights[:, columns].sub_(lrs * muon_update(matrices, momentum).flatten(1))
+            start = columns.stop
+        rest = {name: matrix[:, start:] for name, matrix in state.items()}
+        self.adam_update(weights[:, start:], grads[:, start:], lrs, rest, steps)
+
+    def state_names_of(self, index: int) -> tuple[str, ...]:
+        return ("exp_avg",) if index < len(self.orthogonal_shapes) else self.state_names
+
+
 def _bias_correction(beta: float, steps: Tensor) -> Tensor:
     """Return 1 - beta ** steps, also exact for small results."""
     return -torch.expm1(steps * math.log(beta)) if beta else torch.ones_like(steps)
 
 
-def build_batched_optimizer(configs: Sequence[TrainConfig], weights: Tensor, n_decaying: int) -> BatchedOptimizer:
+def build_batched_optimizer(
+    configs: Sequence[TrainConfig], weights: Tensor, n_decaying: int, orthogonal_shapes: Sequence[torch.Size] = ()
+) -> BatchedOptimizer:
     """Return the optimizer of `train.optimizer`. See `BatchedOptimizer` for the arguments."""
-    optimizer_classes: dict[str, type[BatchedOptimizer]] = {"adam": BatchedAdam, "adamw": BatchedAdamW}
-    optimizer_classes["sgd"] = BatchedMomentumSGD if configs[0].momentum else BatchedSGD
-    return optimizer_classes[configs[0].optimizer](configs, weights, n_decaying)
+    optimizer_classes: dict[str, type[BatchedOptimizer]] = {
+        "adam": BatchedAdam,
+        "adamw": BatchedAdamW,
+        "muon": BatchedMuon,
+        "sgd": BatchedMomentumSGD if configs[0].momentum else BatchedSGD,
+    }
+    return optimizer_classes[configs[0].optimizer](configs, weights, n_decaying, orthogonal_shapes)
 
 
 def clip_grad_norms(grads: Tensor, max_norms: Tensor) -> Tensor:  # (N, P), (N, 1) -> (N)

@@ -50,12 +50,13 @@ def choose_parallel(task: Task, device: torch.device) -> Engine:
     """Return how several processes train a model.
 
     With `train.parallel=auto`, each has a copy of the model if that fits into its memory, and otherwise a part.
+    Muon needs whole matrices, so each process has a copy.
     """
     train = task.config.train
     if train.parallel != "auto":
         return train.parallel
     n_processes = current_world().size
-    if n_processes == 1 or train.exact or device.type not in ("cpu", "cuda"):
+    if n_processes == 1 or train.exact or train.optimizer == "muon" or device.type not in ("cpu", "cuda"):
         return "ddp"
     return choose_engine(estimate_process_memory(task, device, "ddp"), training_memory(task, device))
 

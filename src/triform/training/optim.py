@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import torch
 from torch import nn
 
 from triform.config import TrainConfig
 from triform.training.freezing import layer_depths
+from triform.training.muon import Muon, hidden_matrices
 
 ScheduleState = dict[str, float]
 
 
 def build_parameter_groups(
-    model: nn.Module, weight_decay: float, layer_decay: float = 1.0
+    model: nn.Module, weight_decay: float, layer_decay: float = 1.0, orthogonal_names: Collection[str] = ()
 ) -> list[dict[str, object]]:
     """Group the trainable parameters: matrices have weight decay, biases and norms do not.
 
@@ -23,22 +25,24 @@ def build_parameter_groups(
         weight_decay: The weight decay of matrices.
         layer_decay: If it is below 1, layers closer to the input get smaller learning rates. The `lr_scale` of a
             group is the factor of its learning rate.
+        orthogonal_names: The matrices in groups with `orthogonal=True`; see `triform.training.muon`.
     """
     depth_by_name = layer_depths(model) if layer_decay < 1 else {name: 0 for name, _ in model.named_parameters()}
     max_depth = max(depth_by_name.values())
-    groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
+    groups: dict[tuple[int, bool, bool], list[nn.Parameter]] = {}
     for level in range(max_depth, -1, -1):
-        groups |= {(level, is_matrix): [] for is_matrix in (True, False)}
+        groups |= {(level, *kind): [] for kind in ((True, True), (True, False), (False, False))}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            groups[depth_by_name[name], parameter.ndim >= 2].append(parameter)
+            groups[depth_by_name[name], parameter.ndim >= 2, name in orthogonal_names].append(parameter)
     return [
         {
             "params": parameters,
             "weight_decay": weight_decay * is_matrix,
             "lr_scale": layer_decay ** (max_depth - level),
+            "orthogonal": is_orthogonal,
         }
-        for (level, is_matrix), parameters in groups.items()
+        for (level, is_matrix, is_orthogonal), parameters in groups.items()
         if parameters
     ]
 
@@ -50,12 +54,13 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
     >>> type(build_optimizer(nn.Linear(3, 2), TrainConfig(optimizer="sgd", lr=0.1))).__name__
     'SGD'
     """
-    groups = build_parameter_groups(model, config.weight_decay, config.layer_decay)
+    orthogonal_names = hidden_matrices(model) if config.optimizer == "muon" else ()
+    groups = build_parameter_groups(model, config.weight_decay, config.layer_decay, orthogonal_names)
     fused = next(model.parameters()).device.type in ("cpu", "cuda")
     beta1, beta2 = config.betas
     if config.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
-    optimizer_class = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
+    optimizer_class = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "muon": Muon}[config.optimizer]
     capturable = next(model.parameters()).is_cuda  # the step may be captured as a CUDA graph
     return optimizer_class(groups, lr=config.lr, betas=(beta1, beta2), fused=fused, capturable=capturable)
 

@@ -25,6 +25,7 @@ from triform.tasks.evaluation import add_metric_sums
 from triform.tasks.task import Task
 from triform.training.batched_optimizer import build_batched_optimizer, clip_grad_norms
 from triform.training.graph_cache import GraphCache, Shapes
+from triform.training.muon import hidden_matrices
 from triform.training.train_step import TrainStep
 
 PAD_MULTIPLE = 64  # rows are padded to a multiple of this, so that each starts at an aligned address
@@ -47,19 +48,26 @@ class StackedModels:
         self.task = copy(first.task)
         self.task.model = use_vmap_attention(deepcopy(first.task.model)).train()
         self.functional_model = _FunctionalModel(self.task)
-        self._stack_parameters([_matrices_first(train_step.task.model) for train_step in train_steps])
+        orthogonal_names = hidden_matrices(self.task.model) if first.config.optimizer == "muon" else set()
+        models = [_matrices_first(train_step.task.model, orthogonal_names) for train_step in train_steps]
+        self._stack_parameters(models, len(orthogonal_names & models[0].keys()))
         self._stack_losses()
         self.updating = False  # whether weights are being changed; a failure before that has changed nothing
         self.notices: list[str] = []  # for the user; the trainers emit them
         self.graph_cache = GraphCache(self.task.model, self.device, self.notices)
 
-    def _stack_parameters(self, models: list[dict[str, nn.Parameter]]) -> None:
-        """Copy all parameters and optimizer states into matrices, and replace them by views of these."""
+    def _stack_parameters(self, models: list[dict[str, nn.Parameter]], n_orthogonal: int) -> None:
+        """Copy all parameters and optimizer states into matrices, and replace them by views of these.
+
+        Args:
+            models: The parameters of each model, in the order of a row.
+            n_orthogonal: The number of parameters at the start of a row that Muon updates.
+        """
         names, shapes = list(models[0]), [parameter.shape for parameter in models[0].values()]
         configs = [train_step.config for train_step in self.train_steps]
         self.weights = _flatten_rows([list(model.values()) for model in models])
         n_decaying = sum(shape.numel() for shape in shapes if len(shape) >= 2)
-        self.optimizer = build_batched_optimizer(configs, self.weights, n_decaying)
+        self.optimizer = build_batched_optimizer(configs, self.weights, n_decaying, shapes[:n_orthogonal])
         states = [
             [train_step.optimizer.state[parameter] for parameter in model.values()]
             for train_step, model in zip(self.train_steps, models, strict=True)
@@ -81,8 +89,8 @@ class StackedModels:
         for row, model in enumerate(models):
             for index, parameter in enumerate(model.values()):
                 parameter.data = views[""][index][row]
-                states[row][index] |= {key: views[key][index][row] for key in self.optimizer_state}
-                if self.optimizer.uses_step_count:
+                states[row][index] |= {key: views[key][index][row] for key in self.optimizer.state_names_of(index)}
+                if self.optimizer.uses_step_count and index >= n_orthogonal:
                     states[row][index]["step"] = self.step_counts[row, index]
         params = [view.detach().requires_grad_() for view in views[""]]
         self.params = dict(zip(names, params, strict=True))
@@ -159,7 +167,7 @@ class StackedModels:
             self.grad_norms.copy_(clip_grad_norms(grads, self.max_norms))
         self.step_counts += 1
         self.optimizer.update(
-            self.weights, grads, lrs, self.optimizer_state, self.step_counts[:, :1].to(grads.dtype)
+            self.weights, grads, lrs, self.optimizer_state, self.step_counts[:, -1:].to(grads.dtype)
         )
 
     def _map_models(
@@ -235,9 +243,11 @@ def common_shape(plans: Sequence[BatchPlan]) -> tuple[int, ...]:
     return tuple(max(sizes) for sizes in zip(*(plan.shape for plan in plans), strict=True))
 
 
-def _matrices_first(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters in an order in which those with weight decay are contiguous."""
-    return dict(sorted(model.named_parameters(), key=lambda item: item[1].ndim < 2))
+def _matrices_first(model: nn.Module, orthogonal_names: set[str]) -> dict[str, nn.Parameter]:
+    """Return the parameters: first the matrices that Muon updates, then other matrices, then the rest."""
+    return dict(
+        sorted(model.named_parameters(), key=lambda item: (item[0] not in orthogonal_names, item[1].ndim < 2))
+    )
 
 
 def _flatten_rows(rows: list[list[Tensor]]) -> Tensor:  # N lists of tensors -> (N, P)
