@@ -42,11 +42,15 @@ class Muon(torch.optim.AdamW):
             states = [self.state[parameter] for parameter in parameters]
             for parameter, state in zip(parameters, states, strict=True):
                 if not state:
+                    state["step"] = parameter.new_zeros(
+                        (), dtype=torch.float32
+                    )  # AdamW expects it when it is loaded
                     state["exp_avg"] = torch.zeros_like(parameter)
             grads = torch.stack([parameter.grad for parameter in parameters])
             momentum = torch.stack([state["exp_avg"] for state in states])
             update = muon_update(grads, momentum)
             torch._foreach_copy_([state["exp_avg"] for state in states], list(momentum))
+            torch._foreach_add_([state["step"] for state in states], 1)
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
             torch._foreach_sub_(parameters, list(update * group["lr"]))
             for parameter in parameters:

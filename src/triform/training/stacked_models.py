@@ -90,7 +90,7 @@ class StackedModels:
             for index, parameter in enumerate(model.values()):
                 parameter.data = views[""][index][row]
                 states[row][index] |= {key: views[key][index][row] for key in self.optimizer.state_names_of(index)}
-                if self.optimizer.uses_step_count and index >= n_orthogonal:
+                if self.optimizer.uses_step_count:
                     states[row][index]["step"] = self.step_counts[row, index]
         params = [view.detach().requires_grad_() for view in views[""]]
         self.params = dict(zip(names, params, strict=True))
@@ -167,7 +167,7 @@ class StackedModels:
             self.grad_norms.copy_(clip_grad_norms(grads, self.max_norms))
         self.step_counts += 1
         self.optimizer.update(
-            self.weights, grads, lrs, self.optimizer_state, self.step_counts[:, -1:].to(grads.dtype)
+            self.weights, grads, lrs, self.optimizer_state, self.step_counts[:, :1].to(grads.dtype)
         )
 
     def _map_models(
