@@ -34,7 +34,7 @@ class Muon(torch.optim.AdamW):
         super().step()
 
     def _update_matrices(self, group: dict[str, Any]) -> None:
-        by_shape: dict[torch.Size, list[nn.Parameter]] = {}
+        by_shape: dict[torch.Size, list[Tensor]] = {}
         for parameter in group["params"]:
             if parameter.grad is not None:
                 by_shape.setdefault(parameter.shape, []).append(parameter)
@@ -46,7 +46,7 @@ class Muon(torch.optim.AdamW):
                         (), dtype=torch.float32
                     )  # AdamW expects it when it is loaded
                     state["exp_avg"] = torch.zeros_like(parameter)
-            grads = torch.stack([parameter.grad for parameter in parameters])
+            grads = torch.stack([p.grad for p in parameters if p.grad is not None])
             momentum = torch.stack([state["exp_avg"] for state in states])
             update = muon_update(grads, momentum)
             torch._foreach_copy_([state["exp_avg"] for state in states], list(momentum))
