@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from triform.analysis.parameters import count_parameters
 from triform.config import Config, DecodeConfig
-from triform.config.bounds import validate_bound
 from triform.config.merging import override_decode
-from triform.config.settings import coerce_setting
+from triform.config.settings import validate_seed
 from triform.data.in_memory import is_in_memory, iter_texts
 from triform.device import resolve_device
-from triform.errors import CheckpointError, ConfigError, NonFiniteError
+from triform.errors import ConfigError, NonFiniteError
 from triform.evaluation.baselines import BaselineMetrics, FittedBaselines
-from triform.evaluation.metrics import Metrics
+from triform.evaluation.details import DetailedMetrics
 from triform.nn.kernels.precision import Precision, cast_model, resolve_precision
 from triform.tasks import Dataset, Task
 from triform.tasks.batch import split_by_length
@@ -28,7 +27,7 @@ from triform.tasks.language_model_data import with_stride
 from triform.tasks.leaks import training_file_warnings
 from triform.tasks.prediction import Keep, PredictionList, validate_keep, validate_request
 from triform.training.data_copies import resolve_in_memory, temporary_copy
-from triform.training.loading import load_latest_task, load_task
+from triform.training.loading import Checkpoint, load_latest_task, load_task, validate_checkpoint
 from triform.training.lora_adapter import read_adapter
 from triform.training.run_folder import RunFolder
 from triform.world import SINGLE_PROCESS, World
@@ -36,7 +35,8 @@ from triform.world import SINGLE_PROCESS, World
 if TYPE_CHECKING:
     from triform.explain.attention_maps import Explanation
 
-Checkpoint = Literal["best", "latest"]  # the weights of a run to load
+Lines = Container[int] | None  # the lines of a file to use; None: all of them
+Settings = Mapping[str, object]
 # CUDA allows only one thread to replay a CUDA graph, and none to use the device while a graph is captured.
 _ACCELERATOR_LOCK = threading.RLock()
 
@@ -136,15 +136,15 @@ class Run:
                 return PredictionList(self.task.predictor.predict(texts, **options))
             return PredictionList(self.task.predictor.predict_in_parallel(texts, self.world, rows=rows, **options))
 
-    def _override_decode(self, settings: Mapping[str, object]) -> DecodeConfig:
+    def _override_decode(self, settings: Settings) -> DecodeConfig:
         try:
             return override_decode(self.config.decode, **settings)
         except TypeError:  # a value that cannot be hashed for the cache, such as a list
             return override_decode.__wrapped__(self.config.decode, **settings)
 
     def evaluate(
-        self, data: Any = "", *, lines: Container[int] | None = None, stride: int = 0, **decode: object
-    ) -> Metrics:
+        self, data: Any = "", *, lines: Lines = None, stride: int = 0, details: bool | int = False, **decode: object
+    ) -> DetailedMetrics:
         """Return the metrics on a file or on data in memory.
 
         Args:
@@ -154,6 +154,10 @@ class Run:
                 reports as unseen.
             stride: For generate: the distance in tokens between the starts of two windows. With 0, windows do not
                 overlap.
+            details: Also compute the `details` of the result: for a classifier the metrics of each label, the
+                confusion matrix and the most confident mistakes, for a translator the worst sentences, and for a
+                language model the loss by context and by token frequency. A number limits the
+                mistakes or sentences.
             **decode: Decoding settings of this call. They affect the metrics of translations.
 
         Raises:
@@ -164,20 +168,21 @@ class Run:
             columns = resolve_in_memory(data, self.config.data)
             with temporary_copy(data, self.config.task, columns) as path:
                 run = replace(self, task=self.task.with_config(replace(self.config, data=columns)))
-                return run.evaluate_with_notices(path, decode, lines, stride)[0]
-        return self.evaluate_with_notices(str(data), decode, lines, stride)[0]
+                return run.evaluate_with_notices(path, decode, lines, stride, details)[0]
+        return self.evaluate_with_notices(str(data), decode, lines, stride, details)[0]
 
     def evaluate_with_notices(
-        self, data: str, decode: Mapping[str, object], lines: Container[int] | None = None, stride: int = 0
-    ) -> tuple[Metrics, list[str]]:
+        self, data: str, decode: Settings, lines: Lines = None, stride: int = 0, details: bool | int = False
+    ) -> tuple[DetailedMetrics, list[str]]:
         """Return the metrics of `evaluate` and notices, such as a warning that the file is training data."""
         notices = self.training_file_notices(data) if data else []
         dataset = self._load_eval_dataset(data, notices, lines)
-        return self._evaluate_dataset(with_stride(dataset, stride) if stride else dataset, decode), notices
+        dataset = with_stride(dataset, stride) if stride else dataset
+        return self._evaluate_dataset(dataset, decode, details, data, lines), notices
 
     def evaluate_by_length(
         self, data: str | Path = "", *, edges: Sequence[int], **decode: object
-    ) -> dict[str, Metrics]:
+    ) -> dict[str, DetailedMetrics]:
         """Return the metrics on the texts of each length, for example to see how a model copes with longer texts.
 
         Args:
@@ -198,17 +203,17 @@ class Run:
         return self.evaluate_by_length_with_notices(str(data), edges, decode)[0]
 
     def evaluate_by_length_with_notices(
-        self, data: str, edges: Sequence[int], decode: Mapping[str, object]
-    ) -> tuple[dict[str, Metrics], list[str]]:
+        self, data: str, edges: Sequence[int], decode: Settings, details: bool | int = False
+    ) -> tuple[dict[str, DetailedMetrics], list[str]]:
         """Return the metrics of `evaluate_by_length` and notices, such as the number of texts that are too long."""
         notices = self.training_file_notices(data) if data else []
         name, max_len = data or "held-out data", self.config.data.max_len
         parts, n_longer = split_by_length(self._load_eval_dataset(data, []), edges, max_len, name)
         if n_longer:
             notices.append(f"{name}: {n_longer} texts are left out, because they have more than {edges[-1]} tokens")
-        return {name: self._evaluate_dataset(part, decode) for name, part in parts.items()}, notices
+        return {key: self._evaluate_dataset(part, decode, details, data) for key, part in parts.items()}, notices
 
-    def _load_eval_dataset(self, data: str, notices: list[str], lines: Container[int] | None = None) -> Dataset:
+    def _load_eval_dataset(self, data: str, notices: list[str], lines: Lines = None) -> Dataset:
         dataset: Dataset | None
         if name := data or self.test_set():
             dataset = self.task.data.load_dataset(name, notices, lines)
@@ -219,10 +224,13 @@ class Run:
             raise ConfigError("this run has no validation data; name the file to evaluate")
         return dataset
 
-    def _evaluate_dataset(self, dataset: Dataset, decode: Mapping[str, object]) -> Metrics:
-        settings = self._override_decode(decode)
+    def _evaluate_dataset(
+        self, dataset: Dataset, decode: Settings, details: bool | int, data: str, lines: Lines = None
+    ) -> DetailedMetrics:
+        options: dict[str, Any] = {"decode": self._override_decode(decode), "world": self.world}
+        read_examples = partial(self.task.data.iter_examples, data or self.test_set(), lines)
         with self.inference_context():
-            metrics = self.task.evaluator.evaluate(dataset, decode=settings, world=self.world)
+            metrics = self.task.evaluator.evaluate_optionally_detailed(dataset, details, read_examples, **options)
             if not math.isfinite(metrics["loss"]):
                 raise NonFiniteError
         return metrics
@@ -232,11 +240,7 @@ class Run:
 
         Files are compared by the fingerprints in the checkpoint, because the training files may have been moved.
         """
-        folder, data = RunFolder(self.path, verify=self.verify), self.config.data
-        fingerprints: dict[str, str] = {}
-        with suppress(CheckpointError):  # a run can be used without its checkpoint
-            if latest := folder.latest_checkpoint():
-                fingerprints = folder.read_state(latest)["metadata"].get("data", {})
+        data, fingerprints = self.config.data, RunFolder(self.path, verify=self.verify).read_data_fingerprints()
         trained_on = [fingerprints[file] for file in (data.train, data.source, data.target) if file in fingerprints]
         return training_file_warnings(name, trained_on)
 
@@ -334,19 +338,6 @@ class Run:
                 raise NonFiniteError(self.path) from None
 
 
-def validate_seed(seed: object) -> None:
-    """Refuse a random seed that is not an integer or is out of bounds."""
-    coerce_setting("seed", seed)
-    validate_bound("seed", seed)  # type: ignore[arg-type]
-
-
-def _validate_checkpoint(checkpoint: object, adapter: str | Path) -> None:
-    if checkpoint not in get_args(Checkpoint):
-        raise ConfigError(f"checkpoint must be {' or '.join(get_args(Checkpoint))}, found {checkpoint!r}")
-    if adapter and checkpoint == "latest":
-        raise ConfigError("an adapter applies to the best weights of its base; leave out checkpoint='latest'")
-
-
 def load(
     path: str | Path,
     *,
@@ -383,7 +374,7 @@ def load(
         ...
         triform.errors.CheckpointError: no/such/run: no such run folder
     """
-    _validate_checkpoint(checkpoint, adapter)
+    validate_checkpoint(checkpoint, adapter)
     torch_device = resolve_device(device)
     folder = RunFolder(Path(path), verify=verify)
     config = folder.read_config()

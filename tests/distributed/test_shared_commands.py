@@ -10,6 +10,7 @@ import pytest
 from launching import torchrun
 
 import triform
+from triform.evaluation.details import details_to_dict
 
 SCRIPT = Path(__file__).parent / "run_commands.py"
 TINY: dict[str, Any] = {
@@ -44,7 +45,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         options = ["--device", "cpu"] + (["--max-new-tokens", "5"] if task != "classify" else [])
         predict = ["predict", str(run), "--input", str(data), *options]
         commands += [
-            ["evaluate", str(run), "--data", str(data), "--json", "--device", "cpu"],
+            ["evaluate", str(run), "--data", str(data), "--details", "--json", "--device", "cpu"],
             [*predict, "--output", str(folder / f"{task}-one.jsonl")],
             [*predict, "--output", f"{folder / task}-parts/", "--part-rows", "7"],
         ]
@@ -64,14 +65,30 @@ def find_evaluations(text: str) -> list[dict[str, Any]]:
     return evaluations
 
 
+def flatten(value: Any, name: str = "") -> dict[str, Any]:
+    """Nested lists and dicts as one dict."""
+    if not isinstance(value, dict | list):
+        return {name: value}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return {key: leaf for index, item in items for key, leaf in flatten(item, f"{name}.{index}").items()}
+
+
 def test_only_the_first_process_prints_and_the_metrics_are_those_of_one_process(results: Path) -> None:
     assert (results / "1.txt").read_text() == ""
     evaluations = find_evaluations((results / "0.txt").read_text())
     assert [evaluation["task"] for evaluation in evaluations] == ["classify", "generate", "translate"]
     for evaluation in evaluations:
         task = evaluation["task"]
-        expected = triform.load(results / task, device="cpu").evaluate(results / f"{task}.jsonl")
+        expected = triform.load(results / task, device="cpu").evaluate(results / f"{task}.jsonl", details=True)
         assert evaluation["sets"][f"{task}.jsonl"] == pytest.approx(expected, rel=1e-6)
+        assert expected.details is not None
+        details, shared = (
+            flatten(details_to_dict(expected.details)),
+            flatten(evaluation["details"][f"{task}.jsonl"]),
+        )
+        numbers = {name: value for name, value in details.items() if isinstance(value, float)}
+        assert {name: shared[name] for name in numbers} == pytest.approx(numbers, rel=1e-5)
+        assert shared | numbers == details
 
 
 @pytest.mark.parametrize("task", ["classify", "generate", "translate"])

@@ -25,8 +25,10 @@ from triform.formatting import echo
 
 if TYPE_CHECKING:
     from triform.evaluation.baselines import BaselineMetrics
+    from triform.evaluation.details import DetailedMetrics
     from triform.run import Run
 
+DEFAULT_EXAMPLES = 10  # as in `triform.evaluation.details`
 
 DataOption = Annotated[
     list[str] | None,
@@ -60,6 +62,26 @@ LengthsOption = Annotated[
         show_default=False,
     ),
 ]
+DetailsOption = Annotated[
+    bool,
+    flag(
+        EVALUATION,
+        "--details",
+        "Also show where the model is wrong: for classify the metrics of each label, the confusion matrix and the "
+        "most confident mistakes, for translate the worst sentences, for generate the loss by context and by token "
+        "frequency.",
+    ),
+]
+ExamplesOption = Annotated[
+    int | None,
+    option(
+        EVALUATION,
+        "N",
+        f"With --details: the number of mistakes or sentences. The default is {DEFAULT_EXAMPLES}.",
+        minimum=0,
+        show_default=False,
+    ),
+]
 
 
 def evaluate(
@@ -70,6 +92,8 @@ def evaluate(
     baselines: BaselinesOption = False,
     stride: StrideOption = 0,
     lengths: LengthsOption = "",
+    details: DetailsOption = False,
+    examples: ExamplesOption = None,
     set_: DecodeSetOption = None,
     adapter: AdapterOption = "",
     no_verify: NoVerifyOption = False,
@@ -86,6 +110,7 @@ def evaluate(
         triform evaluate runs/reviews --data test.csv
         triform evaluate runs/reviews --data easy=test.csv --data hard=new.csv
         triform evaluate runs/reviews --data test.csv --lengths 8,16
+        triform evaluate runs/reviews --data test.csv --details
     """
     from triform.errors import ConfigError
 
@@ -94,6 +119,8 @@ def evaluate(
     edges = _parse_lengths(lengths)
     if edges and (stride or baselines):
         raise ConfigError(f"--lengths cannot be combined with {'--stride' if stride else '--baselines'}")
+    if examples is not None and not details:
+        raise ConfigError("--examples needs --details")
     sets = parse_named_sets([*(data or []), *([f"{source},{target}"] if source else [])])
     decode = parse_decode_settings(set_)
     options = {"device": device, "precision": precision, "adapter": adapter}
@@ -102,10 +129,13 @@ def evaluate(
             raise ConfigError(
                 f"--source and --target are for translate; this run is for {loaded_run.config.task}, so use --data"
             )
+        if examples is not None and loaded_run.config.task == "generate":
+            raise ConfigError("--examples is for classify and translate; the details of generate have no examples")
+        n_examples = details if examples is None else examples
         sets = sets or ({"test": loaded_run.test_set()} if loaded_run.test_set() else {"valid": ""})
-        metrics: dict[str, Mapping[str, float]] = {}
+        metrics: dict[str, DetailedMetrics] = {}
         for name, path in sets.items():
-            metrics |= _evaluate_set(loaded_run, name, path, decode, stride, edges)
+            metrics |= _evaluate_set(loaded_run, name, path, decode, stride, edges, n_examples)
         if loaded_run.world.is_main:
             baseline_tables = {name: loaded_run.baselines(path) for name, path in sets.items() if baselines}
             print_precision_note(loaded_run)
@@ -114,7 +144,7 @@ def evaluate(
 
 def _print_evaluation(
     run: Run,
-    metrics: Mapping[str, Mapping[str, float]],
+    metrics: Mapping[str, DetailedMetrics],
     baseline_tables: Mapping[str, BaselineMetrics],
     stride: int,
     *,
@@ -128,19 +158,37 @@ def _print_evaluation(
         echo(f"windows of {run.config.data.max_len} tokens that start every {stride} tokens")
     if run.config.task == "translate":
         echo(f"bleu: {_bleu_signature()}")
+    _print_details(metrics)
+
+
+def _print_details(metrics: Mapping[str, DetailedMetrics]) -> None:
+    from triform.cli.detail_display import print_details
+    from triform.evaluation.details import build_tables
+
+    for name, values in metrics.items():
+        if values.details is not None:
+            if len(metrics) > 1:
+                echo(f"\n{name}:")
+            print_details(build_tables(values.details))
 
 
 def _evaluate_set(
-    run: Run, name: str, path: str, decode: Mapping[str, object], stride: int, edges: Sequence[int]
-) -> Mapping[str, Mapping[str, float]]:
+    run: Run,
+    name: str,
+    path: str,
+    decode: Mapping[str, object],
+    stride: int,
+    edges: Sequence[int],
+    details: bool | int,
+) -> Mapping[str, DetailedMetrics]:
     """Return the metrics of a set by its name, or of each range of lengths."""
     from triform.errors import format_notice
 
     if edges:
-        by_length, notices = run.evaluate_by_length_with_notices(path, edges, decode)
+        by_length, notices = run.evaluate_by_length_with_notices(path, edges, decode, details)
         metrics = {f"{name}, {length} tokens": values for length, values in by_length.items()}
     else:
-        values, notices = run.evaluate_with_notices(path, decode, stride=stride)
+        values, notices = run.evaluate_with_notices(path, decode, stride=stride, details=details)
         metrics = {name: values}
     for notice in notices:
         echo(format_notice(notice, info_prefix="note: "), err=True)
@@ -160,16 +208,20 @@ def _parse_lengths(text: str) -> list[int]:
 
 def _evaluation_to_dict(
     run: Run,
-    metrics: Mapping[str, Mapping[str, float]],
+    metrics: Mapping[str, DetailedMetrics],
     baseline_tables: Mapping[str, BaselineMetrics],
     stride: int,
 ) -> dict[str, object]:
     """Return the evaluation as `--json` prints it."""
+    from triform.evaluation.details import details_to_dict
+
     task = run.config.task
     content: dict[str, object] = {"task": task, "precision": run.precision}
     if task == "generate":
         content["stride"] = stride or run.config.data.max_len
     content["sets"] = metrics
+    if details := {name: details_to_dict(item.details) for name, item in metrics.items() if item.details}:
+        content["details"] = details
     if baseline_tables:
         content["baselines"] = {name: baselines_to_dict(table) for name, table in baseline_tables.items()}
     if task == "translate":

@@ -13,7 +13,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from triform.config import Config
-from triform.config.bounds import format_value, shorten
+from triform.config.bounds import format_value, shorten, validate_bound
 from triform.errors import ConfigError
 
 SettingValue = str | int | float | bool | tuple[str, ...] | tuple[float, ...]
@@ -367,3 +367,9 @@ def format_toml_value(value: object) -> str:
     if isinstance(value, float):
         return repr(value)
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def validate_seed(seed: object) -> None:
+    """Refuse a random seed that is not an integer or is out of bounds."""
+    coerce_setting("seed", seed)
+    validate_bound("seed", seed)  # type: ignore[arg-type]

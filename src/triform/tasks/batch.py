@@ -91,6 +91,12 @@ class BucketedDataset(Dataset):
     def select(self, rows: NDArray[np.bool_]) -> Self:
         """Return the examples whose entry in `rows` is True, in all versions."""
 
+    def sample(self, n: int) -> Self:
+        """Return at most `n` examples, evenly spaced."""
+        rows = np.zeros(len(self), bool)
+        rows[np.linspace(0, len(self) - 1, min(n, len(self))).astype(np.int64)] = True
+        return self.select(rows)
+
     def with_lengths(self, low: int, high: int) -> Self:
         lengths = self.full_lengths.reshape(self.versions, len(self))
         rows = (lengths.max(axis=0) >= low) & (lengths.max(axis=0) <= high)

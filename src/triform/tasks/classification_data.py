@@ -61,7 +61,10 @@ class ClassificationDataset(BucketedDataset):
         special: SpecialTokens = DEFAULT_SPECIAL_TOKENS,
         *,
         keep_last: bool = False,
+        rows: Indices | None = None,
     ) -> None:
+        """Build a dataset. `rows` are the numbers of the texts in their file, if some of them are left out."""
+        self.rows: Indices = np.arange(len(labels)) if rows is None else rows
         self.store, self.labels, self.max_len, self.versions = store, labels, max_len, versions
         self.special, self.pad_token, self.keep_last = special, special.pad_or_zero, keep_last
         self.lengths = np.minimum(store.lengths, max_len)
@@ -97,9 +100,9 @@ class ClassificationDataset(BucketedDataset):
 
     def select(self, rows: NDArray[np.bool_]) -> ClassificationDataset:
         rows = np.tile(rows, self.versions)
-        store, labels = self.store.select(rows), self.labels[rows]
+        store, labels, keep_last = self.store.select(rows), self.labels[rows], self.keep_last
         return ClassificationDataset(
-            store, labels, self.max_len, self.versions, self.special, keep_last=self.keep_last
+            store, labels, self.max_len, self.versions, self.special, keep_last=keep_last, rows=self.rows[rows]
         )
 
     def count_truncated(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -14,9 +14,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from triform.config import DataSizes, DecodeConfig
+from triform.data.readers import LabelledText
 from triform.data.samplers import Indices, batch_by_length
 from triform.data.token_store import TokenStore
-from triform.evaluation.metrics import Metrics, accuracy, macro_f1
+from triform.errors import DataError
+from triform.evaluation.details import DetailedMetrics
+from triform.evaluation.label_details import (
+    Mistake,
+    MistakeCollector,
+    ScoredMistake,
+    build_label_details,
+    select_mistakes,
+)
+from triform.evaluation.metrics import Labels, Metrics, accuracy, macro_f1
 from triform.generation.backend import check_finite
 from triform.models.factory import AnyClassifier, build_classifier
 from triform.nn.kernels.dispatch import use_fast_kernels
@@ -42,7 +52,7 @@ from triform.tasks.prediction import (
     truncation_notes,
 )
 from triform.tasks.task import Task
-from triform.world import SINGLE_PROCESS, World
+from triform.world import SINGLE_PROCESS, World, gather_values
 
 MAX_SAMPLED_ROWS = 50_000  # validation rows from which the samples of the report are chosen
 
@@ -138,6 +148,7 @@ class ClassificationEvaluator(Evaluator):
     """Evaluator of classifiers: loss, accuracy and F1."""
 
     task: Classify
+    report_size = 2_000
 
     @torch.inference_mode()
     def sum_metrics(
@@ -162,15 +173,55 @@ class ClassificationEvaluator(Evaluator):
         decode: DecodeConfig | None = None,
         world: World = SINGLE_PROCESS,
     ) -> Metrics:
-        loss, *confusion = sums
-        n_labels = len(self.task.config.data.labels)
-        confusion_matrix = np.array(confusion, dtype=np.int64).reshape(n_labels, n_labels)
+        confusion_matrix = self._confusion_matrix(sums)
         return {
-            "loss": loss / len(data),
+            "loss": sums[0] / len(data),
             "accuracy": accuracy(confusion_matrix),
             "f1": macro_f1(confusion_matrix),
             "rows": len(data),
         }
+
+    def _confusion_matrix(self, sums: list[float]) -> Labels:
+        n_labels = len(self.task.config.data.labels)
+        return np.array(sums[1:], dtype=np.int64).reshape(n_labels, n_labels)
+
+    @torch.inference_mode()
+    def evaluate_with_details(
+        self,
+        data: ClassificationDataset,
+        *,
+        read_examples: Callable[[], Iterable[LabelledText]],
+        n_examples: int,
+        decode: DecodeConfig | None = None,
+        world: World = SINGLE_PROCESS,
+    ) -> DetailedMetrics:
+        task, collector = self.task, MistakeCollector(n_examples)
+
+        def batch_sums() -> Iterator[Tensor]:
+            for indices, tokens, layout in iter_inputs(task, data, world):
+                logits, labels = task.model(tokens, layout), data.labels[indices]
+                predicted, probs = logits.argmax(-1).cpu().numpy(), logits.float().softmax(-1).cpu().numpy()
+                collector.add(data.rows[indices], labels, predicted, probs)
+                yield label_metric_sums(logits, torch.from_numpy(labels).to(task.device))
+
+        sums = gather_metric_sums(batch_sums(), world)
+        gathered = gather_values(collector.mistakes) if world.size > 1 else [collector.mistakes]
+        scored = select_mistakes((ScoredMistake(*item) for part in gathered for item in part), n_examples)
+        rows = find_rows(read_examples(), {mistake.row for mistake in scored})
+        labels = task.config.data.labels
+        mistakes = [
+            Mistake(
+                line=rows[mistake.row].line,
+                text=rows[mistake.row].text,
+                expected=labels[mistake.expected],
+                predicted=labels[mistake.predicted],
+                probability=mistake.probability,
+                expected_probability=mistake.expected_probability,
+            )
+            for mistake in scored
+        ]
+        details = build_label_details(labels, self._confusion_matrix(sums), mistakes)
+        return DetailedMetrics(self.compute_metrics(sums, data, quick=False), details)
 
 
 class Classify(Task):
@@ -223,6 +274,19 @@ def iter_inputs(
     for indices in share_items(track_progress(batches, "validating", len(batches)), world):
         tokens, layout = collate([data.truncated_row(index) for index in indices.tolist()])
         yield indices, tokens.to(device), layout.to(device) if isinstance(layout, Tensor) else layout
+
+
+def find_rows(examples: Iterable[LabelledText], rows: set[int]) -> dict[int, LabelledText]:
+    """Return the examples with these numbers, which start at 0."""
+    found_rows: dict[int, LabelledText] = {}
+    for row, example in enumerate(examples):
+        if row in rows:
+            found_rows[row] = example
+        if len(found_rows) == len(rows):
+            return found_rows
+    if len(found_rows) < len(rows):
+        raise DataError("the data cannot be read a second time, or has changed during the evaluation")
+    return found_rows
 
 
 def label_metric_sums(logits: Tensor, labels: Tensor) -> Tensor:  # (B, n), (B) -> (1 + n²)

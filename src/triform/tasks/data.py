@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from triform.config import TRAIN_SET, Config
 from triform.config.settings import Settings, build_config
 from triform.data import builtin_sets
+from triform.data.readers import filter_lines
 from triform.data.token_cache import TokenCache
 from triform.data.token_store import TokenStore
 from triform.errors import DataError
@@ -101,10 +102,18 @@ class TaskData(ABC):
         """Yield the training examples."""
         return self.split_examples(held_out=False)
 
-    def iter_examples(self, name: str = "") -> Iterator[Any]:
-        """Yield the examples of a file as text, or the validation examples if there is no name."""
-        name = name or self.validation_name
-        return self.read_examples(name) if name else self.split_examples(held_out=True)
+    def iter_examples(self, name: str = "", lines: Container[int] | None = None) -> Iterator[Any]:
+        """Yield the examples of a file as text, or the validation examples if there is no name.
+
+        Args:
+            name: The file, or two aligned files as `source,target`.
+            lines: Use only the examples of the file that start on one of these lines.
+        """
+        if name:
+            return filter_lines(self.read_examples(name), lines)
+        return (
+            self.read_examples(self.validation_name) if self.validation_name else self.split_examples(held_out=True)
+        )
 
     def source_text(self, example: Any) -> str:
         """Return the input text of an example."""

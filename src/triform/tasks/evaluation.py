@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from triform.config import DecodeConfig
 from triform.data.encoded_text import iter_chunks
+from triform.errors import DataError
+from triform.evaluation.details import DEFAULT_EXAMPLES, DetailedMetrics, Details, validate_details
 from triform.evaluation.metrics import Metrics
 from triform.nn.loss import IGNORE_INDEX, cross_entropy
 from triform.world import SINGLE_PROCESS, World, gather_values
 
 SUMS_PER_SYNC = 256  # batches whose sums are added up together
+REPORT_EXAMPLES = 8
 MAX_EVAL_LOGITS = 1 << 26  # logits in memory at once: 256 MB in float32
 
 Item = TypeVar("Item")
@@ -29,6 +32,7 @@ class Evaluator(ABC):
     """Abstract base class of evaluators, which compute the metrics of a task's model."""
 
     task: Any
+    report_size: ClassVar[int]  # examples, or tokens of running text, whose details are in the report of a run
 
     @torch.inference_mode()
     def evaluate(
@@ -79,6 +83,52 @@ class Evaluator(ABC):
     ) -> Metrics:
         """Compute the metrics from the sums over a dataset. The arguments are those of `evaluate`."""
 
+    def evaluate_optionally_detailed(
+        self, data: Any, details: bool | int, read_examples: Callable[[], Iterable[Any]], **options: Any
+    ) -> DetailedMetrics:
+        """Return the metrics with details, or without them if `details` is False; a number limits the examples.
+
+        The other arguments are those of `evaluate_with_details`.
+        """
+        validate_details(details)
+        if details is False:
+            return DetailedMetrics(self.evaluate(data, **options))
+        n_examples = DEFAULT_EXAMPLES if details is True else details
+        return self.evaluate_with_details(data, read_examples=read_examples, n_examples=n_examples, **options)
+
+    @abstractmethod
+    def evaluate_with_details(
+        self,
+        data: Any,
+        *,
+        read_examples: Callable[[], Iterable[Any]],
+        n_examples: int,
+        decode: DecodeConfig | None = None,
+        world: World = SINGLE_PROCESS,
+    ) -> DetailedMetrics:
+        """Return the metrics of `evaluate` with details: where the model is wrong.
+
+        Args:
+            data: A dataset from `TaskData.load_dataset`.
+            read_examples: Reads the texts of the file that the dataset, or the dataset of which it is a part, was
+                made of.
+            n_examples: The number of examples to return, such as mistakes of a classifier.
+            decode: Decoding settings, as for `evaluate`.
+            world: The processes that share the work, as for `evaluate`. All of them return all details.
+        """
+
+    def report_details(self, data: Any) -> Details:
+        """Return the details on a part of the validation data that takes little time, decoded greedily."""
+        metrics = self.evaluate_with_details(
+            data.sample(self.report_size),
+            read_examples=self.task.data.iter_examples,
+            n_examples=REPORT_EXAMPLES,
+            decode=replace(self.task.config.decode, strategy="greedy"),
+        )
+        if metrics.details is None:
+            raise DataError("the validation data has no details")
+        return metrics.details
+
     def is_better(self, metrics: Metrics, best: Metrics | None) -> bool:
         """Return whether metrics are better than the best so far. On a tie, the lower loss wins."""
         if best is None:
@@ -105,13 +155,23 @@ def token_metric_sums(hidden_states: Tensor, head: nn.Module, targets: Tensor, v
     The logits of a large vocabulary are computed in chunks of rows. All of them at once would take gigabytes, and
     Ctrl-C would have to wait for one long operation.
     """
+    chunks = iter_logits(hidden_states, head, targets, vocab_size)
+    return torch.stack([token_sums(logits, chunk_targets) for _, logits, chunk_targets in chunks]).sum(dim=0)
+
+
+def iter_logits(
+    hidden_states: Tensor, head: nn.Module, targets: Tensor, vocab_size: int
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Yield chunks of the flattened predictions: their slice, their logits (N, V) and their targets (N)."""
     chunk_rows = max(1, MAX_EVAL_LOGITS // vocab_size)
-    chunked = (tensor.split(chunk_rows) for tensor in (hidden_states.flatten(0, -2), targets.flatten()))  # type: ignore[no-untyped-call]
-    sums = [_token_metric_sums(head(states), target) for states, target in zip(*chunked, strict=True)]
-    return torch.stack(sums).sum(dim=0)
+    states, flat_targets = hidden_states.flatten(0, -2), targets.flatten()
+    for start in range(0, len(flat_targets), chunk_rows):
+        rows = slice(start, start + chunk_rows)
+        yield rows, head(states[rows]), flat_targets[rows]
 
 
-def _token_metric_sums(logits: Tensor, targets: Tensor) -> Tensor:  # (N, V), (N) -> (3)
+def token_sums(logits: Tensor, targets: Tensor) -> Tensor:  # (N, V), (N) -> (3)
+    """Return the summed loss, the number of correct tokens and the number of predictions."""
     loss = cross_entropy(logits, targets, 0.0)
     flags = (logits.argmax(-1) == targets, targets != IGNORE_INDEX)
     return torch.stack([loss, *(flag.sum(dtype=loss.dtype) for flag in flags)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -15,8 +15,11 @@ from torch import Tensor
 
 from triform.config import Config, DecodeConfig, DecodingStrategy
 from triform.data.folders import folder_kind
+from triform.data.readers import TextChunk
 from triform.data.shards import is_shard_location
-from triform.errors import DataError
+from triform.errors import DataError, TriformError
+from triform.evaluation.details import DetailedMetrics
+from triform.evaluation.loss_details import LossSums, build_loss_details
 from triform.evaluation.metrics import Metrics, bits_per_byte, perplexity
 from triform.generation.adapters import GenerationAdapter
 from triform.generation.backend import Request, TokenConstraints
@@ -25,8 +28,9 @@ from triform.generation.scheduler import build_decoder_adapter, generate, resolv
 from triform.models.factory import AnyDecoder, build_decoder
 from triform.models.recurrent import RecurrentDecoder
 from triform.nn.kernels.dispatch import use_fast_kernels
+from triform.nn.loss import IGNORE_INDEX
 from triform.progress import track_progress
-from triform.tasks.evaluation import TokenEvaluator
+from triform.tasks.evaluation import TokenEvaluator, gather_metric_sums, iter_logits, share_items, token_sums
 from triform.tasks.language_model_data import LanguageModelBatch, LanguageModelData, LanguageModelDataset
 from triform.tasks.losses import lm_training_loss
 from triform.tasks.prediction import (
@@ -41,7 +45,7 @@ from triform.tasks.prediction import (
 )
 from triform.tasks.sharded_text import ShardedTextData
 from triform.tasks.task import Task
-from triform.world import SINGLE_PROCESS, World
+from triform.world import SINGLE_PROCESS, World, gather_values
 
 QUICK_BATCHES = 32  # batches of a validation during training: half a million tokens
 DEFAULT_NEW_TOKENS = 200
@@ -187,6 +191,7 @@ class LanguageModelEvaluator(TokenEvaluator):
     """Evaluator of language models: loss per token, perplexity and bits per byte."""
 
     task: Generate
+    report_size = 65_536
 
     def batches(self, data: LanguageModelDataset, *, quick: bool) -> Iterator[LanguageModelBatch]:
         dataset = data.with_long_windows() if self.task.config.model.is_recurrent else data
@@ -214,6 +219,52 @@ class LanguageModelEvaluator(TokenEvaluator):
             "token_accuracy": n_correct / n_predictions,
             "tokens": int(n_predictions),
         }
+
+    @torch.inference_mode()
+    def evaluate_with_details(
+        self,
+        data: LanguageModelDataset,
+        *,
+        read_examples: Callable[[], Iterable[TextChunk]],
+        n_examples: int,
+        decode: DecodeConfig | None = None,
+        world: World = SINGLE_PROCESS,
+    ) -> DetailedMetrics:
+        dataset = data.with_long_windows() if self.task.config.model.is_recurrent else data
+        loss_sums = LossSums(dataset.max_len, self.task.tokenizer.vocab_size)
+        self.task.model.eval()
+
+        def batch_sums() -> Iterator[Tensor]:
+            for batch in share_items(self.batches(data, quick=False), world):
+                yield self._add_token_losses(batch.to(self.task.device), loss_sums)
+
+        sums = gather_metric_sums(batch_sums(), world)
+        if world.size > 1:
+            gathered = gather_values(loss_sums.to_lists())
+            loss_sums = LossSums(dataset.max_len, self.task.tokenizer.vocab_size)
+            for lists in gathered:
+                loss_sums.add_lists(lists)
+        counts, note = None, ""
+        try:
+            counts = self.task.text_data.count_training_tokens()
+        except TriformError as error:  # the training data may be gone, or the model may be imported
+            note = str(error)
+        return DetailedMetrics(
+            self.compute_metrics(sums, data, quick=False), build_loss_details(loss_sums, counts, note)
+        )
+
+    def _add_token_losses(self, batch: LanguageModelBatch, loss_sums: LossSums) -> Tensor:
+        """Add the losses of a batch to `loss_sums`, and return its `metric_sums`."""
+        states, vocab_size = self.hidden_states(batch), self.task.tokenizer.vocab_size
+        n_context = torch.arange(1, batch.tokens.shape[1] + 1).expand(batch.tokens.shape).flatten()
+        sums = []
+        for rows, logits, targets in iter_logits(states, self.task.model.lm_head, batch.targets, vocab_size):
+            sums.append(token_sums(logits, targets))
+            losses = F.cross_entropy(logits.float(), targets, ignore_index=IGNORE_INDEX, reduction="none").cpu()
+            is_scored = targets.cpu() != IGNORE_INDEX
+            predictions = (n_context[rows][is_scored], targets.cpu()[is_scored], losses[is_scored])
+            loss_sums.add(*(tensor.numpy() for tensor in predictions))
+        return torch.stack(sums).sum(dim=0)
 
     @torch.inference_mode()
     def position_losses(self, data: LanguageModelDataset) -> list[float] | None:
@@ -250,6 +301,11 @@ class Generate(Task):
 
     def build_model(self) -> AnyDecoder:
         return use_fast_kernels(build_decoder(self.config.model, self.sizes))
+
+    @property
+    def text_data(self) -> LanguageModelData:
+        """The data of the task, with what only text for language models has."""
+        return self.choose_data_class(self.config)(self.config, self.tokenizers)
 
     @cached_property
     def token_constraints(self) -> TokenConstraints:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from triform.config import TrainConfig
@@ -21,6 +22,7 @@ from triform.data.token_cache import TokenCache
 from triform.data.token_store import TokenStore
 from triform.errors import ConfigError, DataError
 from triform.evaluation.baselines import FittedBaselines, fit_baselines
+from triform.evaluation.loss_details import TokenCounts
 from triform.nn.loss import IGNORE_INDEX
 from triform.tasks.batch import Batch, Dataset
 from triform.tasks.data import EncodedExamples, TaskData, TokenizerVersions
@@ -30,6 +32,7 @@ from triform.tasks.splits import find_split_point
 from triform.text import Tokenizer, TokenRows
 
 EVAL_TOKENS = 16_384
+MAX_COUNTED_TOKENS = 1_000_000  # of the training data, for the loss by frequency; it takes about a second
 EVAL_WINDOWS_PER_STATE = 16  # windows that share the state of a recurrent model in an evaluation
 
 
@@ -105,6 +108,13 @@ class LanguageModelDataset(Dataset):
         if len(self) < high:
             raise DataError(f"no windows of {high} tokens, because the text has only {self.store.n_tokens}")
         return LanguageModelDataset(self.store, self.n_bytes, high, high - low + 1, skip_start=True)
+
+    def sample(self, n: int) -> LanguageModelDataset:
+        """Return the text up to its first `n` predictions."""
+        if len(self) <= n:
+            return self
+        n_bytes = round(self.n_bytes * n / len(self))
+        return LanguageModelDataset(self.store.slice(0, n + 1), n_bytes, self.max_len)
 
     def with_long_windows(self) -> LanguageModelDataset:
         """Return the text in a few long windows for recurrent models, which carry their state through them."""
@@ -254,6 +264,19 @@ class LanguageModelData(TaskData):
         sample = TokenStore(tokens, np.array([0, n_tokens], dtype=np.int64))
         return self.build_dataset(self.training_name, EncodedExamples((sample,), np.array([n_bytes])), [])
 
+    def count_training_tokens(self) -> TokenCounts:
+        """Count how often each token occurs in the training data, or in the first million tokens of it.
+
+        Raises:
+            DataError: The training data is not known or cannot be read.
+        """
+        (tokenizer,) = self.tokenizers
+        if not self.config.data.train:
+            raise DataError("the training data is not known, because the model was imported")
+        return count_tokens(
+            (rows.tokens for _, rows in encode_chunks(tokenizer, self.training_examples(), 1)), tokenizer.vocab_size
+        )
+
     def load_documents(self, documents: Sequence[str]) -> LanguageModelDataset:
         """Return documents in memory as a dataset to evaluate on."""
         chunks = (TextChunk(text, True, line) for line, text in enumerate(documents, 1))
@@ -284,6 +307,17 @@ class LanguageModelData(TaskData):
             lossless=tokenizer.lossless,
             eos_id=tokenizer.special_tokens.eos_or_bos,
         )
+
+
+def count_tokens(parts: Iterable[NDArray[Any]], vocab_size: int) -> TokenCounts:
+    """Count the tokens of a text that is given in parts, up to `MAX_COUNTED_TOKENS` of them."""
+    counts, n_left = np.zeros(vocab_size, np.int64), MAX_COUNTED_TOKENS
+    for part in parts:
+        counts += np.bincount(part[:n_left], minlength=vocab_size)
+        n_left -= len(part)
+        if n_left < 0:
+            return TokenCounts(counts, is_complete=False)
+    return TokenCounts(counts, is_complete=True)
 
 
 def with_stride(data: Dataset, stride: int) -> Dataset:

@@ -23,6 +23,7 @@ from triform.data.shuffled_windows import ShuffledWindowSampler
 from triform.data.token_cache import TokenCache
 from triform.data.token_store import TokenStore
 from triform.errors import CheckpointError, DataError
+from triform.evaluation.loss_details import TokenCounts
 from triform.tasks.batch import Dataset
 from triform.tasks.data import EncodedExamples, TokenizerVersions
 from triform.tasks.device_data import MAX_DEVICE_TOKENS, BatchPlan, copy_to_device
@@ -32,6 +33,7 @@ from triform.tasks.language_model_data import (
     LanguageModelData,
     LanguageModelDataset,
     build_window_batch,
+    count_tokens,
     gather_device_windows,
 )
 from triform.text import Tokenizer, read_tokenizer
@@ -232,6 +234,14 @@ class ShardedTextData(LanguageModelData):
         copied = TokenStore(np.array(store.tokens), np.array(store.offsets))  # the shard itself may be closed
         encoded = EncodedExamples((copied,), np.array([n_bytes]))
         return self.build_eval_dataset(self.training_name, encoded, notices)
+
+    def count_training_tokens(self) -> TokenCounts:
+        parts = (
+            self.shards.open(index).tokens[start : min(start + DECODE_TOKENS, stop)]
+            for index, stop in enumerate(self.train_tokens)
+            for start in range(0, stop, DECODE_TOKENS)
+        )
+        return count_tokens(parts, self.shards.manifest.vocab_size)
 
     def find_leaks(self, folder: Path) -> list[str]:
         return []  # shards have no texts to compare

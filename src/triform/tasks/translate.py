@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from triform.config import Config, DataSizes, DecodeConfig, DecodingStrategy
+from triform.data.readers import TextPair
 from triform.errors import ConfigError
+from triform.evaluation.details import DetailedMetrics
 from triform.evaluation.metrics import Metrics, compute_translation_metrics
+from triform.evaluation.sentence_details import build_sentence_details
 from triform.generation.adapters import GenerationAdapter
 from triform.generation.backend import Request, TokenConstraints
 from triform.generation.scheduler import build_seq2seq_adapter, generate, resolve_strategy, row_seeds, search_n_best
@@ -149,6 +153,7 @@ class TranslationEvaluator(TokenEvaluator):
     """Evaluator of translation: loss per target token, and BLEU and chrF of generated translations."""
 
     task: Translate
+    report_size = 100
 
     def hidden_states(self, batch: TranslationBatch) -> Tensor:
         return self.task.decoder_states(batch)
@@ -167,14 +172,35 @@ class TranslationEvaluator(TokenEvaluator):
             return metrics
         references = data.raw_pairs[: QUICK_PAIRS if quick else None]
         decode = decode or self.task.config.decode
-        decode = replace(decode, strategy="greedy") if quick else decode
-        predictions = self.task.predictor.predict_in_parallel(
-            [pair.source for pair in references], world, decode=decode
-        )
-        translation_metrics = compute_translation_metrics(
-            [prediction.output for prediction in predictions], [pair.target for pair in references]
-        )
+        outputs = self._translate(references, replace(decode, strategy="greedy") if quick else decode, world)
+        translation_metrics = compute_translation_metrics(outputs, [pair.target for pair in references])
         return {**metrics, **translation_metrics, "pairs": len(data)}
+
+    def _translate(self, pairs: Sequence[TextPair], decode: DecodeConfig, world: World) -> list[str]:
+        sources = [pair.source for pair in pairs]
+        predictions = self.task.predictor.predict_in_parallel(sources, world, decode=decode)
+        return [prediction.output for prediction in predictions]
+
+    @torch.inference_mode()
+    def evaluate_with_details(
+        self,
+        data: TranslationDataset,
+        *,
+        read_examples: Callable[[], Iterable[TextPair]],
+        n_examples: int,
+        decode: DecodeConfig | None = None,
+        world: World = SINGLE_PROCESS,
+    ) -> DetailedMetrics:
+        metrics = self._token_metrics(self.sum_metrics(data, world=world), data)
+        if not math.isfinite(metrics["loss"]):
+            return DetailedMetrics(metrics)
+        pairs = data.raw_pairs
+        outputs = self._translate(pairs, decode or self.task.config.decode, world)
+        sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
+        metrics |= {**compute_translation_metrics(outputs, references), "pairs": len(data)}
+        lines = [pair.line for pair in pairs]
+        details = build_sentence_details(lines, sources, references, outputs, n_examples)
+        return DetailedMetrics(metrics, details)
 
     def teacher_forced_metrics(self, data: TranslationDataset) -> Metrics:
         """Return loss and accuracy when each token is predicted from the true tokens before it."""

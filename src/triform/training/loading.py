@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 
@@ -14,6 +15,16 @@ from triform.training.init_from import load_interrupted_weights, load_latest_wei
 from triform.training.lora_adapter import Adapter
 from triform.training.run_folder import RunFolder
 from triform.training.tensors import load_weights, named_weights, validate_shapes
+
+Checkpoint = Literal["best", "latest"]  # the weights of a run to load
+
+
+def validate_checkpoint(checkpoint: object, adapter: str | Path) -> None:
+    """Refuse a name of weights that is unknown, or that cannot be combined with an adapter."""
+    if checkpoint not in get_args(Checkpoint):
+        raise ConfigError(f"checkpoint must be {' or '.join(get_args(Checkpoint))}, found {checkpoint!r}")
+    if adapter and checkpoint == "latest":
+        raise ConfigError("an adapter applies to the best weights of its base; leave out checkpoint='latest'")
 
 
 def load_task(folder: RunFolder, config: Config, adapter: Adapter | None = None) -> tuple[Task, tuple[str, ...]]:

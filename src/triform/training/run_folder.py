@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +246,13 @@ class RunFolder:
                 if checkpoint == self.latest_checkpoint():
                     raise
         return None
+
+    def read_data_fingerprints(self) -> dict[str, str]:
+        """Return the fingerprints of the data files of the run by path; none if there is no usable checkpoint."""
+        with suppress(CheckpointError):  # a run can be used without its checkpoint
+            if latest := self.latest_checkpoint():
+                return dict(self.read_state(latest)["metadata"].get("data", {}))
+        return {}
 
     def is_complete(self, config: Config | None = None) -> bool:
         """Return whether the run is complete, with these or its stored settings. The report is written last."""

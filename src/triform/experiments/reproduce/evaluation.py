@@ -43,7 +43,7 @@ def _evaluate_set(run: Run, eval_set: str, path: str, *, system: ReferenceSystem
 def metrics_by_length(run: Run, path: str, edges: tuple[int, ...]) -> dict[str, Metrics]:
     """Evaluate a run on texts of each length, with greedy decoding."""
     decode = {"strategy": "greedy"} if run.config.task == "translate" else {}
-    return run.evaluate_by_length(path, edges=edges, **decode)
+    return dict(run.evaluate_by_length(path, edges=edges, **decode))
 
 
 def relative_gradients(run: Run) -> Metrics:
