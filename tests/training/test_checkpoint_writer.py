@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import errno
+import math
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from triform.errors import CheckpointError, DivergedError
 from triform.launch import train
 from triform.training import checkpoint_writer, run_folder
+from triform.training.checkpoint import find_non_finite
 from triform.training.checkpoint_writer import CheckpointWriter
 from triform.training.run_folder import RunFolder
+from triform.training.tensors import DTYPE_NAMES, save_tensors
 from triform.training.trainer import Trainer
 
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2}
@@ -57,6 +61,31 @@ def test_the_tensors_may_change_while_they_are_written() -> None:
             tensor.copy_(expected[name])
     assert threading.current_thread() not in threads
     writer.close()
+
+
+def test_tensors_of_another_shape_get_other_buffers() -> None:
+    writer, written = CheckpointWriter(), []
+    for shape in ((2, 3), (1, 3), (3,)):
+        writer.save({"weight": torch.ones(shape), "other": torch.zeros(2)}, written.append)
+        writer.wait()
+        assert written[-1]["weight"].equal(torch.ones(shape))
+    writer.close()
+
+
+def test_weights_are_finite_even_if_their_squares_are_not() -> None:
+    large = {"model.a": torch.full((3,), 1e30), "model.empty": torch.zeros(0, 2), "other": torch.tensor(math.nan)}
+    assert find_non_finite(large, [1.0]) == ""
+    assert find_non_finite(large | {"model.b": torch.tensor([1.0, math.nan])}, [1.0]) == "model"
+    assert find_non_finite(large, [1.0, math.inf]) == "loss"
+
+
+def test_a_file_of_tensors_has_the_bytes_that_the_library_writes(tmp_path: Path) -> None:
+    tensors = {name: tensor.contiguous() for name, tensor in make_tensors().items()}
+    tensors |= {f"of {dtype}": torch.ones(3, 5).to(dtype) for dtype in DTYPE_NAMES} | {"ünïcode": torch.ones(1)}
+    for metadata in (None, {"format": "pt"}):
+        save_tensors(tmp_path / "own", tensors, metadata)
+        save_file(tensors, tmp_path / "library", metadata)
+        assert (tmp_path / "own").read_bytes() == (tmp_path / "library").read_bytes()
 
 
 def test_without_memory_for_a_copy_the_checkpoint_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,13 +17,17 @@ from triform.io.files import atomic_files, write_text
 from triform.io.run_layout import CONFIG_FILE, DIGESTS_FILE, RUN_FILES
 
 DIGESTS_FORMAT = 1
+BLOCK_BYTES = 1 << 22  # read at a time; small blocks would interrupt a training thread more often
 Digests = dict[str, list[str]]  # by file name; two digests while the file is being replaced
 
 
 def file_digest(path: Path) -> str:
     """Return the SHA-256 digest of a file, which is read in blocks."""
+    digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK_BYTES))
     with path.open("rb", buffering=0) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while n_bytes := file.readinto(block):
+            digest.update(block[:n_bytes])
+    return digest.hexdigest()
 
 
 def record_digests(folder: Path, patterns: Iterable[str] = RUN_FILES) -> None:

@@ -8,6 +8,7 @@ JSON: progress, data position, schedule, states of the callbacks, and losses tha
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from collections.abc import Mapping
 from copy import deepcopy
@@ -23,6 +24,7 @@ from triform.training.rng import get_rng_state, set_rng_state
 from triform.training.tensors import is_finite, load_weights, local_part, named_weights
 
 if TYPE_CHECKING:
+    from triform.training.train_step import TrainStep
     from triform.training.trainer import Trainer
 
 
@@ -43,19 +45,46 @@ class Progress:
 UNLOGGED_LOSSES = "losses"  # read from the device with the other tensors, and then stored in state.json
 
 
-def checkpoint_tensors(trainer: Trainer) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint by name, such as `model.head.weight` or `optimizer.3.exp_avg`.
+class CheckpointTensors:
+    """The tensors of a checkpoint by name, such as `model.head.weight` or `optimizer.3.exp_avg`.
 
-    The losses since the last log are among them, under `UNLOGGED_LOSSES`.
+    Training waits while they are collected, so the names are made only when the optimizer has other tensors than
+    before, which is at the first checkpoint.
     """
-    tensors = {UNLOGGED_LOSSES: trainer.train_step.losses}
-    tensors |= {f"model.{name}": tensor for name, tensor in named_weights(trainer.train_step.task.model).items()}
-    optimizer = trainer.train_step.optimizer
-    for index, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-        values = optimizer.state.get(parameter, {}).items()
-        tensors |= {f"optimizer.{index}.{key}": value for key, value in values if torch.is_tensor(value)}
-    tensors |= {f"ema.{index}": tensor for index, tensor in enumerate(trainer.train_step.ema)}
-    return tensors | {f"rng.{name}": tensor for name, tensor in get_rng_state(trainer.task.device).items()}
+
+    def __init__(self, train_step: TrainStep) -> None:
+        self.train_step = train_step
+        self._optimizer_values: list[Any] = []
+        self._named: dict[str, Tensor] = {}
+
+    def collect(self) -> dict[str, Tensor]:
+        """Return the tensors, among them the losses since the last log, under `UNLOGGED_LOSSES`.
+
+        Of a weight that is sharded, it is the part of this process.
+        """
+        values = [value for state in self.train_step.optimizer.state.values() for value in state.values()]
+        if (
+            not self._named
+            or len(values) != len(self._optimizer_values)
+            or not all(map(operator.is_, values, self._optimizer_values))
+        ):
+            self._optimizer_values, self._named = values, self._name_tensors()
+        random_states = get_rng_state(self.train_step.device)
+        return {
+            UNLOGGED_LOSSES: self.train_step.losses,
+            **self._named,
+            **{f"rng.{name}": tensor for name, tensor in random_states.items()},
+        }
+
+    def _name_tensors(self) -> dict[str, Tensor]:
+        step, weights = self.train_step, named_weights(self.train_step.task.model)
+        tensors = {f"model.{name}": local_part(weight.detach()) for name, weight in weights.items()}
+        if not step.is_sharded:  # then the memory of a parameter may be replaced
+            tensors = {f"model.{name}": weight for name, weight in weights.items()}
+        for index, parameter in enumerate(p for group in step.optimizer.param_groups for p in group["params"]):
+            values = step.optimizer.state.get(parameter, {}).items()
+            tensors |= {f"optimizer.{index}.{key}": value for key, value in values if torch.is_tensor(value)}
+        return tensors | {f"ema.{index}": tensor for index, tensor in enumerate(step.ema)}
 
 
 def checkpoint_state(trainer: Trainer) -> dict[str, Any]:
@@ -78,8 +107,10 @@ def find_non_finite(tensors: Mapping[str, Tensor], unlogged_losses: list[float])
     """Return what is not finite in a checkpoint, "loss" or "model"; empty if all is finite."""
     if not math.isfinite(sum(unlogged_losses)):
         return "loss"
-    weights = (tensor for name, tensor in tensors.items() if name.startswith("model."))
-    return "" if all(map(is_finite, weights)) else "model"
+    weights = [tensor for name, tensor in tensors.items() if name.startswith("model.") and tensor.numel()]
+    norms = torch._foreach_norm(weights)  # one call, which does not keep other threads waiting
+    all_finite = math.isfinite(sum(map(float, norms))) or all(map(is_finite, weights))  # a square may overflow
+    return "" if all_finite else "model"
 
 
 def restore_checkpoint(trainer: Trainer, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from triform.analysis.host_memory import available_memory
-from triform.training.tensors import local_part, to_cpu
+from triform.training.tensors import to_cpu
 
 STAGING_BYTES = 1 << 26  # of pinned host memory, through which a GPU's buffers are copied
 ALIGNMENT = 64  # elements; each tensor starts at a multiple of this in its buffer
@@ -41,7 +41,7 @@ class CheckpointWriter:
     def __init__(self, *, background: bool = True) -> None:
         self._executor = ThreadPoolExecutor(1, "checkpoint") if background else None
         self._pending: Future[None] | None = None
-        self._layout: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
+        self._tensors: Tensors = {}  # for which there are buffers
         self._buffers: list[Buffer] = []
         self._staging: Tensor | None = None
 
@@ -49,20 +49,19 @@ class CheckpointWriter:
         """Copy the tensors and let a thread write them. An earlier checkpoint is finished first.
 
         Args:
-            tensors: The tensors, which may change as soon as this method returns. Of a `DTensor`, the part of
-                this process is copied.
+            tensors: The tensors, which may change as soon as this method returns.
             write: Writes the checkpoint. It receives the tensors on the host.
 
         Raises:
             CheckpointError, DivergedError: The error of the earlier checkpoint.
         """
         self.wait()
-        tensors = {name: local_part(tensor.detach()) for name, tensor in tensors.items()}
         if self._executor is None or not self._allocate(tensors):
             write(to_cpu(tensors))
             return
-        for buffer in self._buffers:
-            torch._foreach_copy_(list(buffer.views.values()), [tensors[name] for name in buffer.views])
+        with torch.no_grad():
+            for buffer in self._buffers:
+                torch._foreach_copy_(list(buffer.views.values()), [tensors[name] for name in buffer.views])
         gpus = {buffer.flat.device for buffer in self._buffers if buffer.flat.is_cuda}
         copied = [torch.cuda.current_stream(gpu).record_event() for gpu in gpus]
         self._pending = self._executor.submit(self._write, copied, write)
@@ -82,14 +81,16 @@ class CheckpointWriter:
         """Wait for the thread and free all memory. Errors are not raised: call `wait` before."""
         if self._executor is not None:
             self._executor.shutdown()
-        self._executor, self._pending, self._layout, self._buffers, self._staging = None, None, {}, [], None
+        self._executor, self._pending, self._tensors, self._buffers, self._staging = None, None, {}, [], None
 
     def _allocate(self, tensors: Tensors) -> bool:
         """Make buffers for the tensors, unless there are already some. Return whether memory allows it."""
-        layout = {name: (tensor.shape, tensor.dtype, tensor.device) for name, tensor in tensors.items()}
-        if layout == self._layout:
+        if tensors.keys() == self._tensors.keys() and all(
+            tensor is previous or _layout(tensor) == _layout(previous)
+            for tensor, previous in zip(tensors.values(), map(self._tensors.get, tensors), strict=True)
+        ):
             return True
-        self._layout, self._buffers = {}, []
+        self._tensors, self._buffers = {}, []
         n_bytes: dict[torch.device, int] = {}
         for tensor in tensors.values():
             n_bytes[tensor.device] = n_bytes.get(tensor.device, 0) + tensor.nbytes
@@ -104,7 +105,7 @@ class CheckpointWriter:
                 self._buffers = []
                 return False
             self._buffers.append(Buffer(flat, _split(flat, group)))
-        self._layout = layout
+        self._tensors = tensors
         return True
 
     def _write(self, copied: list[torch.cuda.Event], write: Write) -> None:
@@ -115,7 +116,7 @@ class CheckpointWriter:
                 tensors |= _split(self._copy_to_host(buffer.flat, copied), buffer.views)
             else:
                 tensors |= buffer.views
-        write({name: tensors[name] for name in self._layout})
+        write({name: tensors[name] for name in self._tensors})
 
     def _copy_to_host(self, flat: Tensor, copied: list[torch.cuda.Event]) -> Tensor:
         """Copy a GPU's buffer through pinned memory, on a separate stream, so that training is not delayed."""
@@ -137,11 +138,13 @@ class CheckpointWriter:
 
 def _split(flat: Tensor, tensors: Tensors) -> Tensors:
     """Return parts of a buffer with the shapes of these tensors."""
-    parts, start = {}, 0
-    for name, tensor in tensors.items():
-        parts[name] = flat[start : start + tensor.numel()].view(tensor.shape)
-        start += -(-tensor.numel() // ALIGNMENT) * ALIGNMENT
-    return parts
+    sizes = [size for tensor in tensors.values() for size in (tensor.numel(), -tensor.numel() % ALIGNMENT)]
+    parts = flat.split_with_sizes(sizes)[::2]
+    return {name: part.view(tensor.shape) for (name, tensor), part in zip(tensors.items(), parts, strict=True)}
+
+
+def _layout(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return tensor.shape, tensor.dtype, tensor.device
 
 
 def _free_memory(device: torch.device) -> int:

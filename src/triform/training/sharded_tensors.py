@@ -29,14 +29,11 @@ from torch.distributed.tensor import DTensor
 
 from triform.io.errors import damaged_error
 from triform.io.run_layout import SHARD_FILES, TENSORS_FILE
-from triform.training.tensors import NewTensor, save_tensors
+from triform.training.tensors import DTYPE_NAMES, NewTensor, save_tensors
 
 SHARDING_KEY, OFFSETS_KEY, SIZE_KEY = "DCP_SHARDING_INFO", "saved_offsets", "size"  # in the header of a file
 SHARD_NAME = re.compile(r"tensors-(\d{5})-of-(\d{5})\.safetensors")
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 def shard_name(rank: int, n_shards: int) -> str:

@@ -27,9 +27,9 @@ from triform.training.build_step import build_train_step
 from triform.training.callbacks import Callback
 from triform.training.checkpoint import (
     UNLOGGED_LOSSES,
+    CheckpointTensors,
     Progress,
     checkpoint_state,
-    checkpoint_tensors,
     find_non_finite,
     restore_checkpoint,
 )
@@ -88,6 +88,7 @@ class Trainer(Interruptible):
         )
         self.schedule = build_schedule(self.config, self.max_steps)
         self.progress = Progress()
+        self.checkpoint_tensors = CheckpointTensors(self.train_step)
         self.checkpoint_writer = CheckpointWriter(background=self.background_checkpoints)
         self.meter = ThroughputMeter(self.task.device, flops_per_token)
         self.eval_every = steps_per_validation(self.config, self.sampler.steps_per_epoch) if self.eval_sets else 0
@@ -205,7 +206,7 @@ class Trainer(Interruptible):
     def release_memory(self) -> None:
         """Free the memory of the device. After this, the trainer cannot be used."""
         self.task.model.cpu()
-        del self.train_step
+        del self.train_step, self.checkpoint_tensors
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -353,7 +354,7 @@ class Trainer(Interruptible):
         self.progress.seconds = time.monotonic() - self._started_at
         if self.world.is_main or self.train_step.is_sharded:
             write = partial(self._write_checkpoint, checkpoint_state(self), self.steps_since_log)
-            self.checkpoint_writer.save(checkpoint_tensors(self), write)
+            self.checkpoint_writer.save(self.checkpoint_tensors.collect(), write)
 
     def _write_checkpoint(self, state: dict[str, Any], n_losses: int, copies: dict[str, Tensor]) -> None:
         """Write a state with copies of its tensors on the host. This may run in another thread."""
