@@ -1,17 +1,23 @@
 """The cost of training in several processes: the step of DDP and FSDP, checkpoints, and two processes on one CPU.
 
 With one process, the steps of GPT-2 (124M parameters, 16 × 1,024 tokens, bf16; on a CPU a small model) are timed in
-turns: the plain step, that of DDP, that of FSDP, and steps during which a checkpoint is written. On a CPU, two
-processes are also compared with one, with the same global batch.
+turns: the plain step, that of DDP and that of FSDP, on CUDA without graphs, and both eagerly and with compiled
+blocks. Then come the same steps of a recurrent model, and the stall of a checkpoint. FSDP in one process is only
+for this benchmark: nothing is sharded, so its cost is the work of FSDP on the host, which every process has.
+
+On a CPU, two processes are also compared with one, with the same global batch, and a profile shows where the time
+of their steps goes.
 
     python -m benchmarks.distributed [--smoke] [--json FILE] [--device cpu]
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,7 +34,9 @@ from benchmarks.timing import TimedFn
 from benchmarks.training import build_trainer_run, open_trainer, write_words
 from triform.device import resolve_device
 from triform.errors import ConfigError
-from triform.training.trainer import Trainer
+from triform.training.cuda_graph_step import CudaGraphTrainStep
+from triform.training.distributed_step import DataParallelTrainStep
+from triform.training.train_step import TrainStep
 from triform.world import current_world, join_world
 
 SMALL_MODEL = {"model.d_model": 256, "model.d_ff": 1024, "model.n_layers": 4, "model.n_heads": 4}
@@ -49,42 +57,122 @@ def build_settings(report: BenchmarkReport, folder: Path) -> tuple[str, dict[str
     return "", settings | (TINY_MODEL if report.smoke else SMALL_MODEL)
 
 
-def measure_one_process(report: BenchmarkReport, folder: Path) -> None:
-    """Time the steps of one process in turns: plain, DDP, FSDP, and with a checkpoint."""
+def build_recurrent_model(report: BenchmarkReport) -> dict[str, Any]:
+    """Return the settings of an LSTM."""
+    width, n_layers = (1024, 4) if report.cuda and not report.smoke else (16, 1) if report.smoke else (128, 2)
+    shape = {"model.d_model": width, "model.n_layers": n_layers, "model.d_ff": 0, "model.n_heads": 0}
+    return {"model.kind": "lstm", "data.max_len": 128, **shape}
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def release_memory(device: torch.device) -> None:
+    """Free the memory of trainers that are no longer used."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def measure_steps(report: BenchmarkReport, folder: Path, title: str, *, use_compile: bool, **changes: Any) -> None:
+    """Time the steps of one process in turns: plain, DDP and FSDP.
+
+    Args:
+        report: Receives the figures.
+        folder: For the data and the run folders.
+        title: The kind of model and step.
+        use_compile: On CUDA, compile the blocks.
+        changes: Settings of another model.
+    """
     preset, settings = build_settings(report, folder)
     n_steps = 2 if report.smoke else 20
     contestants: dict[str, TimedFn] = {}
     with ExitStack() as stack:
         for name, parallel in {"triform": "auto", "DDP": "ddp", "FSDP": "fsdp"}.items():
             try:
-                trainer = open_trainer(
-                    report, folder, "generate", preset, **settings, **{"train.parallel": parallel}
+                trainer = stack.enter_context(
+                    open_trainer(
+                        report,
+                        folder,
+                        "generate",
+                        "" if changes else preset,
+                        **(settings | changes),
+                        **{"train.parallel": parallel},
+                    )
                 )
-                contestants[name] = build_trainer_run(stack.enter_context(trainer), n_steps)
+                choose_step(trainer.train_step, use_compile=use_compile)
+                contestants[name] = build_trainer_run(trainer, n_steps)
             except (ConfigError, NotImplementedError) as error:
                 report.add_skipped(name, str(error))
-        trainer = stack.enter_context(open_trainer(report, folder, "generate", preset, **settings))
-        contestants["with a checkpoint"] = build_checkpoint_run(trainer, n_steps)
         timings = report.measure(
-            f"{n_steps} steps, one process", contestants, 1 if report.smoke else 9, units=n_steps, unit="steps"
+            f"{n_steps} steps, one process, {title}",
+            contestants,
+            1 if report.smoke else 9,
+            units=n_steps,
+            unit="steps",
         )
     plain = timings["triform"].median
-    for name in contestants.keys() - {"triform", "with a checkpoint"}:
-        report.add_figures(f"cost of the step of {name}", percent=100 * (timings[name].median / plain - 1))
-    stall = (timings["with a checkpoint"].median - plain) / (plain / n_steps)
-    report.add_figures("stall of a checkpoint", percent_of_a_step=100 * stall)
+    for name in [name for name in contestants if name != "triform"]:
+        percent = 100 * (timings[name].median / plain - 1)
+        report.add_figures(
+            f"cost of the step of {name}, {title}", percent=percent, step_ms=timings[name].median / n_steps
+        )
 
 
-def build_checkpoint_run(trainer: Trainer, n_steps: int) -> TimedFn:
-    """Return a function that takes steps and saves a checkpoint after the first one."""
-    first_step, other_steps = build_trainer_run(trainer, 1), build_trainer_run(trainer, n_steps - 1)
+def choose_step(step: TrainStep, *, use_compile: bool) -> None:
+    """Let a step run without CUDA graphs, which DDP and FSDP do not use either, with or without compiled blocks."""
+    if isinstance(step, CudaGraphTrainStep):
+        step.graph_cache.capture_enabled = False
+    if isinstance(step, CudaGraphTrainStep | DataParallelTrainStep):
+        step.use_compile = use_compile
 
-    def run() -> None:
-        first_step()
-        trainer.save_checkpoint()
-        other_steps()
 
-    return run
+def measure_checkpoint(report: BenchmarkReport, folder: Path) -> None:
+    """Compare steps during which a checkpoint is written with as many others, in turns.
+
+    There are so many steps that the checkpoint is complete before the last one. The default step is measured.
+    """
+    preset, settings = build_settings(report, folder)
+    n_steps = 2 if report.smoke else 120 if report.cuda else 10
+    with open_trainer(report, folder, "generate", preset, **settings) as trainer:
+        first_step, other_steps = build_trainer_run(trainer, 1), build_trainer_run(trainer, n_steps - 1)
+        save_seconds: list[float] = []
+
+        def run_with_checkpoint() -> None:
+            first_step()
+            start_time = time.perf_counter()
+            trainer.save_checkpoint()
+            save_seconds.append(time.perf_counter() - start_time)
+            other_steps()
+
+        def run() -> None:
+            first_step()
+            other_steps()
+
+        run_with_checkpoint()
+        seconds: dict[TimedFn, list[float]] = {run: [], run_with_checkpoint: []}
+        written = []
+        for _ in range(1 if report.smoke else 5):
+            for fn, times in seconds.items():
+                trainer.checkpoint_writer.wait()
+                synchronize(report.device)
+                start_time = time.perf_counter()
+                fn()
+                synchronize(report.device)
+                times.append(time.perf_counter() - start_time)
+            written.append(trainer.checkpoint_writer.is_idle)
+    plain, with_checkpoint = (statistics.median(times) for times in seconds.values())
+    report.add_figures(
+        "stall of a checkpoint",
+        percent_of_a_step=100 * (with_checkpoint - plain) / (plain / n_steps),
+        stall_ms=1e3 * (with_checkpoint - plain),
+        step_ms=1e3 * plain / n_steps,
+        save_checkpoint_ms=1e3 * statistics.median(save_seconds[1:]),
+        complete_in_time=all(written),
+    )
 
 
 def measure_worker(report: BenchmarkReport, folder: Path) -> None:
@@ -99,13 +187,35 @@ def measure_worker(report: BenchmarkReport, folder: Path) -> None:
             start_time = time.perf_counter()
             run()
             seconds.append((time.perf_counter() - start_time) / n_steps)
+        profile = profile_steps(run, n_steps)
         if trainer.world.is_main:
-            (folder / "seconds.json").write_text(json.dumps(min(seconds)), encoding="utf-8")
+            (folder / "step.json").write_text(
+                json.dumps({"step_ms": 1e3 * min(seconds)} | profile), encoding="utf-8"
+            )
+
+
+def profile_steps(run: TimedFn, n_steps: int) -> dict[str, float]:
+    """Return the milliseconds of a step in this process: operators, all-reduce, waiting, and the rest, in Python.
+
+    An all-reduce runs in a thread of gloo, at the same time as the backward pass. Waiting is the time in which no
+    thread of the process runs, so other programs on the machine make it longer.
+    """
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        run()
+    events = profiler.key_averages()
+    operators = sum(event.self_cpu_time_total for event in events if event.key.startswith("aten::")) / 1e3
+    all_reduce = sum(event.cpu_time_total for event in events if event.key == "gloo:all_reduce") / 1e3
+    start_time, cpu_start_time = time.perf_counter(), time.process_time()
+    run()
+    total, cpu = 1e3 * (time.perf_counter() - start_time), 1e3 * (time.process_time() - cpu_start_time)
+    figures = {"operators_ms": operators, "all_reduce_ms": all_reduce, "waiting_ms": max(0.0, total - cpu)}
+    figures["python_and_rest_ms"] = max(0.0, cpu - operators)
+    return {name: value / n_steps for name, value in figures.items()}
 
 
 def measure_processes(report: BenchmarkReport, folder: Path) -> None:
     """Compare two processes with one thread each with one process that has one thread or two."""
-    step_seconds: dict[str, float] = {}
+    step_ms: dict[str, float] = {}
     launches = {"1 process": (1, 1), "1 process, 2 threads": (1, 2), "2 processes": (2, 1)}
     if report.smoke:
         del launches["1 process, 2 threads"]
@@ -115,11 +225,10 @@ def measure_processes(report: BenchmarkReport, folder: Path) -> None:
         command += ["--worker", str(folder)] + ["--smoke"] * report.smoke
         environment = {name: value for name, value in os.environ.items() if name not in SINGLE_PROCESS_VARIABLES}
         subprocess.run(command, check=True, env=environment | {"OMP_NUM_THREADS": str(n_threads)})
-        step_seconds[name] = json.loads((folder / "seconds.json").read_text(encoding="utf-8"))
+        figures = json.loads((folder / "step.json").read_text(encoding="utf-8"))
+        step_ms[name] = figures["step_ms"]
         report.add_figures(
-            f"{name}, the same global batch",
-            step_ms=1e3 * step_seconds[name],
-            throughput_ratio=step_seconds["1 process"] / step_seconds[name],
+            f"{name}, the same global batch", throughput_ratio=step_ms["1 process"] / step_ms[name], **figures
         )
 
 
@@ -149,7 +258,12 @@ def main(arguments: list[str] | None = None) -> None:
         become_single_process()
         with join_world(report.device):
             assert current_world().size == 1
-            measure_one_process(report, Path(name))
+            for title in ("eager", "compiled") if report.cuda else ("eager",):
+                measure_steps(report, Path(name), title, use_compile=title == "compiled")
+                release_memory(report.device)
+            measure_steps(report, Path(name), "recurrent", use_compile=False, **build_recurrent_model(report))
+            release_memory(report.device)
+            measure_checkpoint(report, Path(name))
         if not report.cuda:
             measure_processes(report, Path(name))
     report.write()

@@ -26,7 +26,7 @@ EXPECTED_CONTESTANTS = {  # who takes part in each, with the packages that must 
         [*OWN_CONTESTANTS, "nn, padded to the batch's longest", "scikit-learn, TF-IDF, for scale"],
         ["sklearn"],
     ),
-    "distributed": (["triform", "DDP", "with a checkpoint"], []),
+    "distributed": (["triform", "DDP", "FSDP"], []),
     "generate": (DECODERS, ["transformers", "ctranslate2"]),
     "translate": (DECODERS, ["transformers", "ctranslate2"]),
     "scratch": (["triform scratch", "triform", "torch.nn eager"], []),

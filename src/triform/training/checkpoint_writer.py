@@ -66,9 +66,14 @@ class CheckpointWriter:
         copied = [torch.cuda.current_stream(gpu).record_event() for gpu in gpus]
         self._pending = self._executor.submit(self._write, copied, write)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no checkpoint is being written."""
+        return self._pending is None or self._pending.done()
+
     def check(self) -> None:
         """Raise the error of a checkpoint that could not be written, without waiting for the thread."""
-        if self._pending is not None and self._pending.done():
+        if self.is_idle:
             self.wait()
 
     def wait(self) -> None:
