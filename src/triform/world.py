@@ -223,7 +223,7 @@ def _report_error(connection: _Connection, error: BaseException) -> BaseExceptio
     if distributed.is_initialized() and not is_connection_error(cause):
         with suppress(RuntimeError):
             distributed.destroy_process_group()
-    if isinstance(cause, KeyboardInterrupt) or is_connection_error(cause):
+    if is_connection_error(cause):
         cause = PeerError(str(cause))
     if isinstance(cause, TriformError):
         cause.is_reported = True
@@ -248,7 +248,9 @@ def _report_cause(connection: _Connection, error: BaseException) -> BaseExceptio
     world, cause = connection.world, error
     while isinstance(cause, KeyboardInterrupt) and cause.__context__ is not None:
         cause = cause.__context__  # the signal interrupted the handling of another error
-    if isinstance(cause, PeerError | RunInterruptedError | KeyboardInterrupt) and not world.is_main:
+    if isinstance(cause, KeyboardInterrupt):  # while the processes wait for each other
+        cause = RunInterruptedError("interrupted")
+    if isinstance(cause, PeerError | RunInterruptedError) and not world.is_main:
         connection.is_reported(REPORT_SECONDS)
     elif isinstance(cause, TriformError):
         if world.is_main or not connection.is_reported(REPORT_SECONDS / 2):

@@ -778,6 +778,27 @@ def test_the_cause_is_kept_when_token_shards_at_an_address_cannot_be_read(trifor
     assert describe_url(problem, ["train", "--data", "s3://bucket/shards/"]) == problem
 
 
+def test_token_shards_are_for_language_models(triform: Command, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("some words of a text\n" * 20, encoding="utf-8")
+    shards, tokenizer = tmp_path / "shards", tmp_path / "tokenizer.json"
+    assert triform("tokenizer", "train", tmp_path / "text.txt", "--out", tokenizer).code == 0
+    options = ("--tokenizer", tokenizer, "--out", shards, "--shards", 1)
+    assert triform("data", "tokenize", tmp_path / "text.txt", *options).code == 0
+    refusal = triform("train", "classify", "--data", shards, "--out", tmp_path / "run", "--device", "cpu").refusal
+    assert "contains token shards, which only `triform train generate --data` reads; give a file" in refusal
+
+
+@pytest.mark.parametrize(
+    "command", [("reproduce", "list"), ("check", "classify"), ("serve", "runs/x"), ("doctor",), ("data", "list")]
+)
+def test_commands_of_one_process_refuse_torchrun(
+    triform: Command, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert triform(*command).refusal == f"triform {command[0]} runs in one process; start it without torchrun"
+
+
 @pytest.mark.parametrize("option", ["--shards", "--shard-tokens", "--workers"])
 def test_token_shards_need_numbers_of_at_least_one(triform: Command, tmp_path: Path, option: str) -> None:
     refusal = triform("data", "tokenize", "x.txt", "--out", tmp_path / "out", option, 0).refusal

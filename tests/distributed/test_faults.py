@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import triform
 from triform import world
-from triform.errors import PeerError
+from triform.errors import RunInterruptedError
 
 N_ROWS, BATCH_SIZE, STEPS = 45, 5, 18  # two epochs of nine steps
 
@@ -125,7 +125,9 @@ def test_input_that_differs_between_processes_is_named_in_one_line(refusals: lis
     assert "missing.csv" in refusals[4]
 
 
-def test_a_stop_while_other_processes_have_not_started_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_while_processes_wait_for_each_other_prints_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -137,5 +139,7 @@ def test_a_stop_while_other_processes_have_not_started_leaves_no_traceback(monke
         raise KeyboardInterrupt
 
     monkeypatch.setattr(world, "gather_values_slowly", stop)
-    with pytest.raises(PeerError), world.join_world(torch.device("cpu")):
+    with pytest.raises(RunInterruptedError) as caught, world.join_world(torch.device("cpu")):
         pass
+    assert caught.value.is_reported
+    assert capsys.readouterr().err == "triform: interrupted\n"

@@ -51,6 +51,7 @@ OUT_OF_MEMORY_PATTERN = re.compile(
     "allocate memory|not enough memory|bad_alloc|size calculation overflowed|multiplication overflow"
 )
 FIRST_PROCESS_SECONDS = 5.0  # in which the first process on a machine prints an error that all processes have
+SHARED_COMMANDS = ("train", "predict", "evaluate", "compare", "search")  # with torchrun, or with their own message
 COMMANDS: dict[str, tuple[Any, ...]] = {
     "Train and use models": (train, predict, evaluate, explain, studio, serve, convert),
     "Inspect models and data": (settings, config, params, plan, check, audit),
@@ -94,6 +95,7 @@ def _print_version(requested: bool) -> None:
 
 @app.callback()
 def root_options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
@@ -107,6 +109,11 @@ def root_options(
         triform train classify --data reviews.csv --out runs/reviews
         triform predict runs/reviews "A wonderful film."
     """
+    command = context.invoked_subcommand
+    if "WORLD_SIZE" in os.environ and command not in SHARED_COMMANDS:
+        from triform.world import refuse_several_processes
+
+        refuse_several_processes(f"triform {command}")
 
 
 def main() -> None:

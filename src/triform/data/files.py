@@ -41,6 +41,7 @@ T = TypeVar("T")
 BUILTIN_PREFIX = "builtin:"
 MIN_CACHED_BYTES = 1 << 22  # bytes; results for smaller files are not worth caching
 MAX_LINE_BYTES = 1 << 26  # bytes of a line or of a row of a table
+SHARDS_MANIFEST = "manifest.json"  # in a folder of token shards
 BLOCK_SIZE = 1 << 20  # bytes read at once; a chunk of text has about as many characters
 
 
@@ -108,6 +109,11 @@ def open_bytes(path: str, *, decompress: bool = True) -> Iterator[BinaryIO]:
     except FileNotFoundError:
         raise DataError("no such file", path=path) from None
     except IsADirectoryError:
+        if (Path(path) / SHARDS_MANIFEST).is_file():
+            raise DataError(
+                "this folder contains token shards, which only `triform train generate --data` reads; give a file",
+                path=path,
+            ) from None
         raise DataError("this is a folder; name a file in it", path=path) from None
     except PermissionError:
         raise DataError("the file cannot be read: permission denied", path=path) from None

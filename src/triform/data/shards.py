@@ -17,14 +17,14 @@ from typing import NamedTuple
 import msgspec
 
 from triform.config.merging import is_url
-from triform.data.files import BLOCK_SIZE, kind_from_name
+from triform.data.files import BLOCK_SIZE, SHARDS_MANIFEST, kind_from_name
 from triform.data.remote import read_remote
 from triform.errors import DataError
 from triform.io.files import write_bytes
 from triform.text import Tokenizer
 
 SHARD_FORMAT = 1
-MANIFEST_FILE, PROGRESS_FILE, TOKENIZER_FILE = "manifest.json", "progress.json", "tokenizer.json"
+MANIFEST_FILE, PROGRESS_FILE, TOKENIZER_FILE = SHARDS_MANIFEST, "progress.json", "tokenizer.json"
 SHARD_SUFFIXES = ("bin", "idx")
 DEFAULT_SHARD_TOKENS = 1 << 26  # 128 MiB with up to 65,536 different tokens
 TOKENIZE_COMMAND = "triform data tokenize FILES --tokenizer TOKENIZER --out FOLDER"

@@ -91,8 +91,8 @@ class CheckpointWriter:
     def _allocate(self, tensors: Tensors) -> bool:
         """Make buffers for the tensors, unless there are already some. Return whether memory allows it."""
         if tensors.keys() == self._tensors.keys() and all(
-            tensor is previous or _layout(tensor) == _layout(previous)
-            for tensor, previous in zip(tensors.values(), map(self._tensors.get, tensors), strict=True)
+            tensor is self._tensors[name] or _layout(tensor) == _layout(self._tensors[name])
+            for name, tensor in tensors.items()
         ):
             return True
         self._tensors, self._buffers = {}, []

@@ -119,6 +119,32 @@ def test_a_folder_that_is_not_shared_is_noticed(write_space: WriteSpace, workdir
         TrialQueue(space, workdir / "out", "journal:other.log")
 
 
+@pytest.mark.parametrize("url", ["", "sqlite:///searches.db"])
+@pytest.mark.parametrize("moment", ["write_run_text", "secrets.token_hex", "study"])
+def test_a_worker_that_is_killed_while_it_starts_a_search_leaves_a_folder_that_works(
+    url: str, moment: str, write_space: WriteSpace, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from optuna import Study
+
+    def kill(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    space = read_space(write_space())
+    with monkeypatch.context() as patch:
+        if moment == "study":
+            patch.setattr(Study, "set_user_attr", kill)
+        else:
+            patch.setattr(f"triform.experiments.search.trial_queue.{moment}", kill)
+        with pytest.raises(KeyboardInterrupt):
+            TrialQueue(space, workdir / "out", url)
+    if moment == "study":  # the plan is there, and belongs to this storage
+        with pytest.raises(ConfigError, match=r"out contains a search that is not in journal:other\.log"):
+            TrialQueue(space, workdir / "out", "journal:other.log")
+    for _ in range(2):
+        with TrialQueue(space, workdir / "out", url).claim() as trial:
+            assert trial is not None
+
+
 def test_a_folder_with_other_files_is_refused(write_space: WriteSpace, workdir: Path) -> None:
     space = read_space(write_space())
     (workdir / "notes").mkdir()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from triform.config.settings import Settings
 from triform.errors import CheckpointError, ConfigError, FolderInUseError
 from triform.experiments.search.space import SearchSpace
-from triform.experiments.search.storage import hide_password, open_storage
+from triform.experiments.search.storage import JOURNAL_FILE, hide_password, open_storage
 from triform.formatting import metric_info
 from triform.io.errors import write_run_text
 from triform.io.locks import folder_lock
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial, Trial
 
-PLAN_FILE = "plan.json"
+PLAN_FILE, TRIALS_FOLDER = "plan.json", "trials"
 MAX_STARTS = 3  # how often a trial is started before the setting is held responsible for the end of its workers
 MAX_REFUSED_RATIO = 10  # refused settings for each trial, after which the search ends
 # Attributes of a trial in the storage.
@@ -68,7 +68,11 @@ class TrialQueue:
 
     def _open_study(self) -> Study:
         plan_file = self.folder / PLAN_FILE
-        if not plan_file.exists() and any(self.folder.glob("[!.]*")):
+        own_names = {
+            JOURNAL_FILE,
+            f"{JOURNAL_FILE}.lock",
+        }  # which a worker that was killed early leaves without a plan
+        if not plan_file.exists() and any(path.name not in own_names for path in self.folder.glob("[!.]*")):
             raise CheckpointError(f"{self.folder}: this folder does not contain a search; choose another --out")
         plan = _read_plan(plan_file) if plan_file.exists() else {}
         if plan:
@@ -98,12 +102,15 @@ class TrialQueue:
                     "search need the same shared folder: give it with --out, or change the name of the search"
                 )
             return
-        if plan:
+        storage = hide_password(self.storage_url)
+        is_new = not plan or (plan["storage"] == storage and not (self.folder / TRIALS_FOLDER).exists())
+        if not is_new:
             raise ConfigError(
                 f"{self.folder} contains a search that is not in {shown_url}; "
                 "give the --storage of that search, or choose another --out"
             )
-        plan = {"id": secrets.token_hex(8), "space": self.space.describe()}
+        # A worker that is killed before the last line leaves a plan for this storage, without trials.
+        plan = {"id": secrets.token_hex(8), "space": self.space.describe(), "storage": storage}
         write_run_text(self.folder / PLAN_FILE, json.dumps(plan, indent=1) + "\n")
         location = f"{self.folder.absolute()} on {socket.gethostname()}"
         study.set_user_attr("search", {**plan, "folder": location})
@@ -154,7 +161,7 @@ class TrialQueue:
 
     def trial_folder(self, number: int) -> Path:
         """Return the folder of a trial."""
-        return self.folder / "trials" / f"trial-{number:04d}"
+        return self.folder / TRIALS_FOLDER / f"trial-{number:04d}"
 
     def is_finished(self) -> bool:
         """Return whether no trial is running or left. `claim` must have found none before."""
@@ -217,6 +224,6 @@ class TrialQueue:
 def _read_plan(path: Path) -> dict[str, Any]:
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))
-        return {"id": str(plan["id"]), "space": dict(plan["space"])}
+        return {"id": str(plan["id"]), "space": dict(plan["space"]), "storage": plan.get("storage")}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: the file is damaged ({error}); restore it, or remove the folder") from None
