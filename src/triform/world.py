@@ -246,10 +246,8 @@ def _ignored_signals() -> Iterator[None]:
 def _report_cause(connection: _Connection, error: BaseException) -> BaseException:
     """Find the cause of an error, let one process print it, and return it."""
     world, cause = connection.world, error
-    while isinstance(cause, KeyboardInterrupt) and cause.__context__ is not None:
-        cause = cause.__context__  # the signal interrupted the handling of another error
-    if isinstance(cause, KeyboardInterrupt):  # while the processes wait for each other
-        cause = RunInterruptedError("interrupted")
+    while isinstance(cause, KeyboardInterrupt):  # of another error, or while the processes wait for each other
+        cause = cause.__context__ or RunInterruptedError("interrupted")
     if isinstance(cause, PeerError | RunInterruptedError) and not world.is_main:
         connection.is_reported(REPORT_SECONDS)
     elif isinstance(cause, TriformError):
@@ -380,12 +378,6 @@ def _gather_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
 def broadcast_value(value: Any) -> Any:
     """Return the value of the main process in every process."""
     return gather_values(value if current_world().is_main else None)[0]
-
-
-def wait_for_all() -> None:
-    """Wait until every process has called this."""
-    if distributed.is_initialized():
-        distributed.barrier()
 
 
 def remember(name: str, value: str) -> None:
