@@ -19,11 +19,11 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev lint types
 	@echo "== Running the tests"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --timeout 300
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --timeout 600
 
 coverage: $(VENV)/.installed-dev
 	@echo "== Running the tests and counting the lines that they run (longer than make test)"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --timeout 600 --cov --cov-report=
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --timeout 600 --cov --cov-report=
 	@$(BIN)/coverage json --quiet -o .coverage.json
 	@$(BIN)/python tests/check_coverage.py .coverage.json
 

@@ -6,8 +6,23 @@ No test writes to the user's own token cache.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
+
+# The files that take longest. They are started first, so that no worker is left alone with one of them at the end.
+LONG_FILES = (
+    "distributed/test_same_weights.py",
+    "training/test_resume.py",
+    "test_benchmarks.py",
+    "cli/test_docs_commands.py",
+    "sklearn_/test_estimator_checks.py",
+    "distributed/test_sharded_runs.py",
+    "experiments/search/test_search_workers.py",
+    "serving/browser/test_runs_tabs.py",
+    "test_packaging.py",
+    "fuzz/test_fuzz.py",
+)
 
 try:
     from hypothesis import settings
@@ -18,6 +33,13 @@ except (
 else:
     settings.register_profile("triform", deadline=None, derandomize=True, database=None, max_examples=60)
     settings.load_profile("triform")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the long files; the others keep their order (`--no-loadscope-reorder` preserves it)."""
+    folder = Path(__file__).parent
+    ranks = {folder / name: rank for rank, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -34,6 +34,7 @@ EXPECTED_CONTESTANTS = {  # who takes part in each, with the packages that must 
     "studio": (["triform, first", "triform, again", "triform"], []),
     "training": (["triform", "torch.nn eager", "plain PyTorch eager"], []),
 }
+NEW_PROCESS = ("distributed", "start")  # they start processes themselves; the others share this one and its imports
 
 
 def run_benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -50,8 +51,12 @@ def test_a_benchmark_runs_and_writes_its_figures(name: str, tmp_path: Path) -> N
     for package in packages:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    completed = run_benchmark(name, "--smoke", "--device", "cpu", "--json", str(tmp_path / "new" / "f.json"))
-    assert completed.returncode == 0, completed.stderr
+    arguments = (name, "--smoke", "--device", "cpu", "--json", str(tmp_path / "new" / "f.json"))
+    if name in NEW_PROCESS:
+        completed = run_benchmark(*arguments)
+        assert completed.returncode == 0, completed.stderr
+    else:
+        assert front_door(list(arguments)) == 0
     figures = json.loads((tmp_path / "new" / "f.json").read_text(encoding="utf-8"))
     assert figures["name"] == name
     assert all(figures[key] for key in ("machine", "cpu", "threads", "torch", "date", "smoke"))

@@ -59,6 +59,13 @@ def test_the_hooks_are_the_tools_of_make_lint() -> None:
         assert hook["language"] == "system"  # no network
 
 
+def test_the_files_that_start_first_exist() -> None:
+    conftest = (ROOT / "tests" / "conftest.py").read_text(encoding="utf-8")
+    names = re.findall(r'^    "(.+\.py)",$', conftest, re.MULTILINE)
+    assert names
+    assert all((ROOT / "tests" / name).is_file() for name in names)
+
+
 def test_files_with_few_tested_lines_are_found() -> None:
     summaries = {"a.py": 84.9, "b.py": 85.0, "c.py": 10.0}
     report = json.dumps(

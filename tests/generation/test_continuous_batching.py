@@ -6,6 +6,7 @@ import gc
 import logging
 import threading
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -47,36 +48,53 @@ CONFIG = DecodeConfig(temperature=1.5, top_k=6, top_p=0.95, beam_size=3)
 SEEDS = row_seeds(3, range(len(ROWS)))
 REQUESTS = [Request(*fields) for fields in zip(ROWS, LIMITS, SEEDS, strict=True)]
 BEAM = BeamSettings(CONFIG.beam_size, CONFIG.length_penalty)
-OPTIONS: dict[str, Any] = {"limits": LIMITS, "seeds": SEEDS, "config": CONFIG}
 
 
-def requests_of(strategy: str) -> list[Request]:
+def requests_of(strategy: str, n_rows: int = len(ROWS)) -> list[Request]:
     settings = replace(CONFIG, strategy=strategy)
-    return [replace(request, decode=settings) for request in REQUESTS]
+    return [replace(request, decode=settings) for request in REQUESTS[:n_rows]]
+
+
+def options_of(n_rows: int) -> dict[str, Any]:
+    return {"limits": LIMITS[:n_rows], "seeds": SEEDS[:n_rows], "config": CONFIG}
 
 
 def beam_of(strategy: str) -> BeamSettings | None:
     return BEAM if strategy == "beam" else None
 
 
-def decode_one_by_one(adapter: TransformerAdapter, strategy: str) -> list[list[int]]:
+def decode_one_by_one(adapter: TransformerAdapter, strategy: str, n_rows: int = len(ROWS)) -> list[list[int]]:
     """Every text alone, the model run over the whole text at every step."""
-    return decode_reference(adapter, ROWS, strategy, **OPTIONS)
+    return decode_reference(adapter, ROWS[:n_rows], strategy, **options_of(n_rows))
+
+
+@cache
+def expected_tokens(architecture: str, seed: int, strategy: str) -> list[list[int]]:
+    """What the model with this seed generates for every text alone; several tests compare with it."""
+    return decode_one_by_one(build_adapter(architecture, seed), strategy)
 
 
 def decode_with_refills(
-    adapter: TransformerAdapter, strategy: str, patch: pytest.MonkeyPatch, max_rows: int
+    adapter: TransformerAdapter,
+    strategy: str,
+    patch: pytest.MonkeyPatch,
+    max_rows: int,
+    n_rows: int = len(ROWS),
 ) -> list[list[int]]:
     patch.setattr(scheduler, "MAX_EAGER_HYPOTHESES", max_rows * (3 if strategy == "beam" else 1))
-    return generate(adapter, requests_of(strategy), CONSTRAINTS)
+    return generate(adapter, requests_of(strategy, n_rows), CONSTRAINTS)
 
 
 def decode_with_graph(
-    adapter: TransformerAdapter, strategy: str, patch: pytest.MonkeyPatch, max_rows: int
+    adapter: TransformerAdapter,
+    strategy: str,
+    patch: pytest.MonkeyPatch,
+    max_rows: int,
+    n_rows: int = len(ROWS),
 ) -> list[list[int]]:
     patch.setattr(graph, "MAX_GRAPH_HYPOTHESES", max_rows * (3 if strategy == "beam" else 1))
     patch.setattr(graph, "MAX_PREFILL_TOKENS", 40)
-    return decode(adapter, ROWS, strategy, use_cuda_graphs=True, **OPTIONS)
+    return decode(adapter, ROWS[:n_rows], strategy, use_cuda_graphs=True, **options_of(n_rows))
 
 
 def test_as_many_rows_are_decoded_at_once_as_a_tenth_of_the_memory_holds() -> None:
@@ -93,7 +111,7 @@ def test_as_many_rows_are_decoded_at_once_as_a_tenth_of_the_memory_holds() -> No
 def test_rows_that_join_later_generate_what_they_generate_alone(
     architecture: str, strategy: str, max_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = decode_one_by_one(build_adapter(architecture), strategy)
+    expected = expected_tokens(architecture, 0, strategy)
     assert len({tuple(tokens) for tokens in expected}) > 5  # there is something to compare
     assert decode_with_refills(build_adapter(architecture), strategy, monkeypatch, max_rows) == expected
     assert decode_with_graph(build_adapter(architecture), strategy, monkeypatch, max_rows) == expected
@@ -105,10 +123,10 @@ def test_rows_that_join_later_generate_what_they_generate_alone(
 def test_in_every_variant_rows_that_join_later_generate_what_they_generate_alone(
     architecture: str, strategy: str, model_settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adapter = build_adapter(architecture, 4, **model_settings)
-    expected = decode_one_by_one(adapter, strategy)
-    assert decode_with_refills(adapter, strategy, monkeypatch, 3) == expected
-    assert decode_with_graph(adapter, strategy, monkeypatch, 4) == expected
+    adapter, n_rows = build_adapter(architecture, 4, **model_settings), 6
+    expected = decode_one_by_one(adapter, strategy, n_rows)
+    assert decode_with_refills(adapter, strategy, monkeypatch, 2, n_rows) == expected
+    assert decode_with_graph(adapter, strategy, monkeypatch, 3, n_rows) == expected
 
 
 @pytest.mark.parametrize("use_cuda_graphs", [False, True])
@@ -166,7 +184,7 @@ def test_requests_that_arrive_between_steps_get_what_they_get_alone(
         late = server.submit(requests[3]).id
         while server.n_unfinished:
             outputs |= server.step()
-    expected = decode_one_by_one(adapter, strategy)
+    expected = expected_tokens(architecture, 1, strategy)
     assert [outputs[row] for row in range(len(ROWS))] == expected
     assert outputs[late] == expected[3]
 
@@ -406,7 +424,7 @@ def test_a_full_context_slides_in_slots_too() -> None:
     adapter = build_adapter("decoder", 5)
     adapter.model.lm_head.bias.data[EOS] = -50.0  # never ends by itself
     for strategy in STRATEGIES:
-        outputs = decode(adapter, ROWS, strategy, use_cuda_graphs=True, **OPTIONS)
+        outputs = decode(adapter, ROWS, strategy, use_cuda_graphs=True, **options_of(len(ROWS)))
         assert outputs == decode_one_by_one(adapter, strategy)
         assert max(map(len, outputs)) > 2 * MAX_LEN
 

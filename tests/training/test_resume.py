@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL and for
 
 TINY = (
     "model.d_model=16", "model.n_layers=1", "model.n_heads=2", "model.dropout=0.2",
-    "train.max_steps=60", "train.eval_every=20", "train.checkpoint_every=3", "train.log_every=5",
+    "train.max_steps=36", "train.eval_every=12", "train.checkpoint_every=3", "train.log_every=5",
 )  # fmt: skip
 FILES = {
     "classify": (
@@ -163,10 +163,10 @@ def test_killed_while_a_checkpoint_is_written_a_run_still_ends_with_the_same_bit
     task: str, tmp_path: Path, runner: AttemptRunner, unbroken: dict[str, tuple[Path, float]]
 ) -> None:
     out, kills = tmp_path / "run", 0
-    for seed in range(3):
+    for seed in range(2):
         for fault in (KILL_DURING_SYNC, KILL_DURING_SEALING, KILL_DURING_CLEANING):
             kills += runner.run(task, out, fault_code=fault.format(seed=seed)) == KILLED
-    assert kills >= 6
+    assert kills >= 4
     assert runner.run(task, out) == 0
     assert_same_run(unbroken[task][0], out)
 
@@ -176,10 +176,9 @@ def test_killed_adapters_still_end_with_the_same_bits(
 ) -> None:
     base, uninterrupted, out, kills = str(unbroken["classify"][0]), tmp_path / "straight", tmp_path / "run", 0
     assert runner.run("classify", uninterrupted, base=base) == 0
-    for seed in range(3):
-        for fault in (KILL_DURING_SYNC, KILL_DURING_SEALING, KILL_DURING_CLEANING):
-            kills += runner.run("classify", out, fault_code=fault.format(seed=seed), base=base) == KILLED
-    assert kills >= 6
+    for fault in (KILL_DURING_SYNC, KILL_DURING_SEALING, KILL_DURING_CLEANING):
+        kills += runner.run("classify", out, fault_code=fault.format(seed=1), base=base) == KILLED
+    assert kills >= 2
     assert runner.run("classify", out, base=base) == 0
     assert_same_run(uninterrupted, out)
     assert (uninterrupted / "adapter.safetensors").read_bytes() == (out / "adapter.safetensors").read_bytes()
@@ -191,7 +190,7 @@ def test_killed_at_random_moments_a_run_still_ends_with_the_same_bits(
 ) -> None:
     uninterrupted, seconds = unbroken[task]
     rng, out, kills = random.Random(task), tmp_path / "run", 0
-    while kills < 8:
+    while kills < 5:
         if runner.run(task, out, kill_after=rng.uniform(0.05, 0.5 * seconds)) == KILLED:
             kills += 1
         else:  # it finished too soon, as the machine is faster now than when the seconds were counted: start anew
