@@ -32,6 +32,7 @@ SETTINGS = {
     "train.log_every": 2,
 }
 FSDP = {"train.parallel": "fsdp"}
+ENGINES = {"fsdp": "fsdp", "from-one": "fsdp", "ddp": "ddp"}  # of runs that three processes resume
 
 
 @pytest.fixture(scope="module")
@@ -132,16 +133,48 @@ def test_a_sharded_checkpoint_opens_like_any_other(trained: Path) -> None:
         triform.load(damaged, device="cpu", checkpoint="latest")
 
 
+def build_refused_runs(folder: Path) -> list[dict[str, Any]]:
+    """Runs that three processes cannot start."""
+    run = build_run(folder, "", "classify", fails=True, valid=str(folder / "classify.csv"))
+    (folder / "other.csv").write_text("yes,amber dune\nno,birch\n" * 9)
+    changes: list[dict[str, Any]] = [
+        {"ranks": {"2": {"train.lr": 0.5}}},
+        {"ranks": {"1": {"data": str(folder / "other.csv")}}},
+        {"ranks": {"1": {"valid": str(folder / "missing.csv")}}},
+        {"train.exact": True},
+        {"data": str(folder / "missing.csv")},
+    ]
+    return [run | change | {"name": f"refused-{number}"} for number, change in enumerate(changes)]
+
+
+@pytest.fixture(scope="module")
+def refusals(trained: Path) -> list[str]:
+    """The errors of runs that cannot start, in a launch that also resumes checkpoints with three processes."""
+    resumed = build_run(trained, "", "generate", resume=True)
+    for source, target in (("4", "fsdp"), ("1", "from-one"), ("4", "ddp")):
+        shutil.copytree(trained / source / "half", trained / "three" / target)
+    runs = [resumed | {"name": name, "train.parallel": engine} for name, engine in ENGINES.items()]
+    return train_runs(3, runs + build_refused_runs(trained), trained / "three")
+
+
+def test_input_that_differs_between_processes_is_named_in_one_line(refusals: list[str], trained: Path) -> None:
+    assert len(refusals) == 5, refusals
+    assert "train.lr is 0.5 in rank 2 and 0.1 in rank 0" in refusals[0]
+    assert "data.train is " in refusals[1]
+    assert "rank 1: " in refusals[2]
+    assert "missing.csv" in refusals[2]
+    assert "must be 1, 2, 4 or 8, not 3" in refusals[3]
+    assert "missing.csv" in refusals[4]
+    assert not list(trained.glob("three/refused-*/model.safetensors"))
+
+
+@pytest.mark.usefixtures("refusals")
 def test_checkpoints_resume_with_any_number_of_processes_and_either_engine(trained: Path) -> None:
     run = build_run(trained, "", "generate")
-    resumed, three = run | {"resume": True}, trained / "three"
-    for source, target in (("4", "one"), ("4", "three/fsdp"), ("1", "three/from-one"), ("4", "three/ddp")):
-        shutil.copytree(trained / source / "half", trained / target)
-    train_alone([resumed | {"name": "one"}, run | {"name": "uninterrupted"}], trained)
-    engines = {"fsdp": "fsdp", "from-one": "fsdp", "ddp": "ddp"}
-    train_runs(3, [resumed | {"name": name, "train.parallel": value} for name, value in engines.items()], three)
+    shutil.copytree(trained / "4" / "half", trained / "one")
+    train_alone([run | {"name": "one", "resume": True}, run | {"name": "uninterrupted"}], trained)
     expected, state = read_checkpoint(trained / "uninterrupted")
-    for path in (trained / "one", *(three / name for name in engines)):
+    for path in (trained / "one", *(trained / "three" / name for name in ENGINES)):
         tensors, resumed_state = read_checkpoint(path)
         assert_close(tensors, expected)
         assert resumed_state["sampler"] == state["sampler"]
