@@ -46,7 +46,7 @@ pictures: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	@echo "== Checking style and spelling"
 	@$(BIN)/ruff check src tests benchmarks docs
-	@$(BIN)/ruff format --check --quiet src tests benchmarks docs/images docs/site
+	@$(BIN)/ruff format --check --quiet src tests benchmarks docs/images docs/notebooks docs/site
 	@$(BIN)/codespell *.md CITATION.cff .github docs src benchmarks
 	@$(MAKE) --no-print-directory schemas
 

@@ -56,6 +56,7 @@ def find_paths(navigation: Any) -> Iterator[str]:
 def test_the_navigation_names_every_page_once() -> None:
     settings = tomllib.loads((DOCS / "site" / "zensical.toml").read_text(encoding="utf-8"))
     pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} | TOP_PAGES
+    pages |= {page.relative_to(DOCS).with_suffix(".md").as_posix() for page in DOCS.rglob("*.ipynb")}
     assert sorted(find_paths(settings["project"]["nav"])) == sorted(pages)
 
 

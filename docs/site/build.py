@@ -4,6 +4,7 @@
     python docs/site/build.py --out FOLDER
 
 The pages are copied next to the settings, together with CHANGELOG.md and CONTRIBUTING.md, whose links are adapted.
+A page is made from each notebook.
 Zensical builds them; a warning of it fails the build, and so does what check.py finds.
 """
 
@@ -19,6 +20,7 @@ import time
 from pathlib import Path
 
 from check import check_site
+from notebook_pages import write_page
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent
@@ -32,6 +34,8 @@ def copy_pages(folder: Path) -> None:
     """Write the pages of the site, and the files that they show, to a folder."""
     shutil.copytree(DOCS, folder, ignore=NO_PAGES)
     shutil.copytree(HERE / "assets", folder / "assets")
+    for notebook in folder.rglob("*.ipynb"):
+        write_page(notebook, notebook.with_suffix(".md"))
     for name, page in TOP_PAGES.items():
         text = (ROOT / name).read_text(encoding="utf-8")
         (folder / page).write_text(re.sub(r"\]\((?:docs/)?(?=[\w./#-]+\))", "](", text), encoding="utf-8")
@@ -41,7 +45,8 @@ def copy_pages(folder: Path) -> None:
             text = re.sub(
                 rf"\]\((?:\.\./)*{re.escape(name)}(#[\w-]+)?\)", rf"]({up(page, folder)}{target}\1)", text
             )
-        page.write_text(text, encoding="utf-8")
+        # Pages link to notebooks, which GitHub shows; only the link that downloads one has attributes.
+        page.write_text(re.sub(r"\.ipynb\)(?!\{)", ".md)", text), encoding="utf-8")
 
 
 def up(page: Path, folder: Path) -> str:

@@ -1,17 +1,24 @@
-"""Training in the kernel of a notebook: a bar that is updated in place, and a stop button that saves the run."""
+"""A real kernel: training shows a bar, the stop button saves the run, and the notebooks of docs/notebooks run."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import queue
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import DEVNULL
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+MAX_NOTEBOOK_BYTES = 1_500_000  # with outputs, because each version of it stays in the repository
+SHORT = {"TRIFORM_NOTEBOOK_STEPS": "4"}
 pytest.importorskip("ipykernel")
 jupyter_client = pytest.importorskip("jupyter_client")
 
@@ -30,7 +37,7 @@ class Kernel:
 
     def __init__(self, folder: Path) -> None:
         self.manager = jupyter_client.KernelManager(kernel_name="python3")
-        environment = {**os.environ, "IPYTHONDIR": str(folder / "ipython")}
+        environment = {**os.environ, **SHORT, "IPYTHONDIR": str(folder / "ipython")}
         self.manager.start_kernel(cwd=str(folder), env=environment, stdout=DEVNULL, stderr=DEVNULL)
         self.client = self.manager.client()
         self.client.start_channels()
@@ -122,3 +129,55 @@ def test_the_stop_button_saves_the_run_and_the_kernel_goes_on(kernel: Kernel) ->
     assert "saving the run" in printed_text(messages, "stdout")
     messages = kernel.run_cell("print(triform.load('long', checkpoint='latest').progress()['step'])")
     assert int(printed_text(messages, "stdout")) > 0
+
+
+@pytest.fixture(scope="module")
+def make() -> ModuleType:
+    """The script that makes the notebooks."""
+    spec = importlib.util.spec_from_file_location("make_notebooks", ROOT / "docs" / "notebooks" / "make.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def read_notebook(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_every_source_has_a_notebook_with_the_same_cells(make: ModuleType) -> None:
+    assert [path.stem for path in make.sources()] == [path.stem for path in NOTEBOOKS]
+    assert len(NOTEBOOKS) == 3
+    for path in NOTEBOOKS:
+        cells = [(cell["cell_type"], "".join(cell["source"])) for cell in read_notebook(path)["cells"]]
+        assert cells == make.read_cells(path.with_suffix(".py")), f"{path.name}: run docs/notebooks/make.py"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_stored_outputs_are_complete_and_small(path: Path) -> None:
+    cells = [cell for cell in read_notebook(path)["cells"] if cell["cell_type"] == "code"]
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))  # run once, in order
+    assert not [output for output in outputs if output["output_type"] == "error" or output.get("name") == "stderr"]
+    assert path.stat().st_size < MAX_NOTEBOOK_BYTES
+    text = path.read_text(encoding="utf-8")
+    assert "/tmp/" not in text
+    assert str(Path.home()) not in text
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_shows_its_results_as_html(path: Path, kernel: Kernel, tmp_path: Path) -> None:
+    kernel.run_cell(f"%reset -f\nimport os\nos.chdir({str(tmp_path)!r})")
+    for cell in read_notebook(path)["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        code = "".join(cell["source"])
+        messages = kernel.run_cell(code)
+        errors = ["\n".join(error["traceback"]) for error in find_messages(messages, "error")]
+        assert not errors, code + "\n".join(errors)
+        kinds = {kind for output in cell["outputs"] for kind in output.get("data", {})}
+        results = find_messages(messages, "execute_result")
+        assert len(results) == sum(output["output_type"] == "execute_result" for output in cell["outputs"])
+        assert all("triform-output" in result["data"]["text/html"] for result in results)
+        assert kinds <= {"text/html", "text/plain"}
