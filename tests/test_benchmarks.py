@@ -133,6 +133,17 @@ def test_the_ensembles_benchmark_runs_and_writes_its_figures(tmp_path: Path) -> 
     assert all(row["model_steps_per_s"] > 0 for row in rows)
 
 
+def test_the_products_benchmark_measures_every_product(tmp_path: Path) -> None:
+    from benchmarks.products import ROWS, main
+
+    main(["--smoke", "--device", "cpu", "--json", str(tmp_path / "f.json")])
+    rows = json.loads((tmp_path / "f.json").read_text(encoding="utf-8"))["rows"]
+    names = {"triform", "F.linear", "weights @ rows", "2 parts in a batch", "oneDNN packed"}
+    for n_rows in ROWS:
+        assert {row["who"] for row in rows if row["what"] == f"{n_rows} rows"} == names
+    assert all(row["best_ms"] > 0 for row in rows)
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
 def test_documents_have_no_place_left_to_be_filled(page: Path) -> None:
     text = page.read_text(encoding="utf-8")

@@ -14,6 +14,7 @@ from torch import nn
 from triform.config import ModelConfig
 from triform.errors import ConfigError
 from triform.nn.kernels import int8
+from triform.nn.kernels.few_rows import use_few_rows_products
 
 Precision = Literal["fp32", "bf16", "int8"]
 BF16_CPU_FLAGS = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")  # torch.cpu's names for them
@@ -47,3 +48,5 @@ def cast_model(model: nn.Module, precision: Precision) -> None:
         model.to(torch.bfloat16)
     elif precision == "int8":
         int8.quantize_linears(model)
+    else:
+        use_few_rows_products(model)
