@@ -18,6 +18,7 @@ from triform.config.merging import absolute_path, flatten_settings, merge_reques
 from triform.config.settings import Settings, build_config
 from triform.device import resolve_device
 from triform.errors import ConfigError, DataError, DivergedError, format_notice, notice_level
+from triform.evaluation.details import compact_details, details_to_dict
 from triform.formatting import print_message
 from triform.interrupts import handle_signals
 from triform.reporting.run_report import write_report
@@ -370,7 +371,7 @@ def log_start(trainer: Trainer, notices: Sequence[str], options: RunOptions) -> 
 
 
 def finish_run(trainer: Trainer, *, samples: bool = True) -> None:
-    """Write the report. If training is finished, emit sample predictions of the best model first."""
+    """Write the report. If training is finished, emit sample predictions and details of the best model first."""
     task = trainer.task
     if trainer.progress.finished:
         trainer.load_best_weights()
@@ -379,4 +380,6 @@ def finish_run(trainer: Trainer, *, samples: bool = True) -> None:
             if samples and trainer.valid_data is not None:
                 for sample in task.predictor.sample_predictions(trainer.valid_data):
                     trainer.emit("sample", step=trainer.progress.best_step, **sample)
+                details = compact_details(task.evaluator.report_details(trainer.valid_data))
+                trainer.emit("details", step=trainer.progress.best_step, details=details_to_dict(details))
     write_report(trainer.folder.path)

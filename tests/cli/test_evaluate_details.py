@@ -9,7 +9,8 @@ import pytest
 
 from conftest import Command, DataFiles
 from triform.cli.detail_display import print_details, shorten_text
-from triform.evaluation.details import DetailTable
+from triform.evaluation.details import DetailTable, build_tables, compact_details, details_from_dict
+from triform.run import load
 
 
 def test_a_classifier_shows_its_labels_matrix_and_mistakes(
@@ -58,6 +59,23 @@ def test_the_other_tasks_and_ranges_of_lengths(
     printed = triform("evaluate", writer, "--data", files.txt, "--details")
     assert "Loss by tokens of context" in printed.out
     assert "Counted in the " in printed.out
+
+
+def test_a_finished_run_records_the_details_of_its_validation_data(classifier: Path, writer: Path) -> None:
+    for run in (classifier, writer):
+        (event,) = [
+            line
+            for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+            if line["event"] == "details"
+        ]
+        opened = load(run, device="cpu")
+        details = opened.task.evaluator.report_details(opened.task.data.load_validation_dataset([]))
+        assert details_from_dict(opened.config.task, event["details"]) == compact_details(details)
+        page = (run / "report.html").read_text()
+        assert "Where the model is wrong" in page
+        for table in build_tables(details):
+            assert f"<h3>{table.title}</h3>" in page
+            assert all(f">{cell}<" in page for row in table.rows for cell in row if cell.isalnum())
 
 
 def test_options_that_do_not_fit_are_refused(triform: Command, writer: Path, files: DataFiles) -> None:

@@ -10,9 +10,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from triform.errors import DataError
+from triform.evaluation.details import details_to_dict
+from triform.evaluation.label_details import Mistake, build_label_details
 from triform.reporting.charts import Chart, Curve, Point, downsample, linear_scale, log_scale, render_chart, smooth
 from triform.reporting.run_history import read_history
 from triform.reporting.run_report import write_report
@@ -164,6 +167,32 @@ def test_markup_in_samples_settings_and_names_stays_text(report: Callable[..., s
     assert [tag for tag, _ in page.tags].count("script") == 1  # our own
     assert not any(tag == "img" for tag, _ in page.tags)
     assert sum(markup in data for _, data in page.texts) >= 8
+
+
+def make_details_event(text: str) -> dict[str, Any]:
+    mistake = Mistake(line=7, text=text, expected=text, predicted="b", probability=0.975, expected_probability=0.01)
+    details = build_label_details([text, "b"], np.array([[3, 1], [0, 4]]), [mistake])
+    return {"event": "details", "step": 300, "details": details_to_dict(details)}
+
+
+def test_where_the_model_is_wrong_is_shown_as_text(report: Callable[..., str]) -> None:
+    markup = "<img src=x onerror=alert(1)>"
+    page = ParsedPage(report([*run_events(), make_details_event(markup)]))
+    cells = [data for tag, data in page.texts if tag in ("td", "th", "div")]
+    assert cells.count(markup) == 5  # twice in the matrix, in the metrics, as a label and as a text
+    assert "img" not in {tag for tag, _ in page.tags}
+    for expected in ("97.50 %", "75.00 %", "80.00 %", "3", "4"):  # probability, recall, precision, counts
+        assert expected in cells
+    assert "The best weights on 8 of 1,000 validation examples." in [data for _, data in page.texts]
+
+
+@pytest.mark.parametrize("details", [None, 3, {}, {"rows": "many"}, {"confusion": "x"}, {"macro": {"f1": "?"}}])
+def test_damaged_details_are_left_out(report: Callable[..., str], details: Any) -> None:
+    complete = make_details_event("a")["details"]
+    damaged = {**complete, **details} if isinstance(details, dict) and len(details) == 1 else details
+    text = report([*run_events(), {"event": "details", "step": 300, "details": damaged}])
+    assert "Where the model is wrong" not in text
+    ParsedPage(text)
 
 
 def test_a_run_that_is_still_going_has_a_report(report: Callable[..., str]) -> None:

@@ -176,13 +176,15 @@ def test_the_confusion_matrix_counts_the_predictions_on_validation_rows(
     run = load(runs_folder / "reviews", device="cpu")
     rows = list(run.task.data.iter_examples())
     predictions = [prediction.output for prediction in run.predict([row.text for row in rows])]
-    labels = answer["labels"]
+    details = answer["details"]
+    labels = details["labels"]
     assert (answer["n_rows"], labels) == (len(rows), ["long", "short"])
     for i, expected in enumerate(labels):
         for j, output in enumerate(labels):
             pairs = zip(rows, predictions, strict=True)
-            assert answer["confusion"][i][j] == sum(row.label == expected and text == output for row, text in pairs)
-    correct = sum(answer["confusion"][i][i] for i in range(len(labels)))
+            n_rows = sum(row.label == expected and text == output for row, text in pairs)
+            assert details["confusion"][i][j] == n_rows
+    correct = sum(details["confusion"][i][i] for i in range(len(labels)))
     assert correct / len(rows) == pytest.approx(list_runs(client)["reviews"]["metric"]["value"])
 
 
@@ -192,7 +194,7 @@ def test_translations_and_texts_are_made_with_the_best_weights(
 ) -> None:
     answer = client.get(f"/api/runs/{name}/predictions").json()
     assert answer["samples"]
-    assert answer["confusion"] == []
+    assert answer["tables"]
     assert all((sample["expected"] is not None) == has_expected for sample in answer["samples"])
     run = load(runs_folder / name, device="cpu")
     inputs = [sample["input"] for sample in answer["samples"]]

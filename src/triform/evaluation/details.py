@@ -71,6 +71,13 @@ def build_tables(details: Details) -> list[DetailTable]:
     return [table for table in tables if table.rows or table.note]
 
 
+def count_examples(details: Details) -> int:
+    """Return the number of rows, pairs or tokens that were evaluated."""
+    if isinstance(details, LabelDetails):
+        return details.rows
+    return details.pairs if isinstance(details, SentenceDetails) else details.tokens
+
+
 def compact_details(details: Details) -> Details:
     """Return the details without what is too large for a line of metrics.jsonl. Their tables stay the same."""
     if isinstance(details, LabelDetails):

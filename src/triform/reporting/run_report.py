@@ -26,6 +26,7 @@ from triform.reporting.charts import (
     render_chart,
     smooth,
 )
+from triform.reporting.detail_report import render_details
 from triform.reporting.pages import (
     render_html_page,
     render_notices,
@@ -56,6 +57,7 @@ def write_report(folder: Path) -> Path:
             _render_notices(history),
             _render_charts(history),
             _render_tests(history),
+            render_details(history),
             _render_samples(history),
             _render_settings(history),
         ]

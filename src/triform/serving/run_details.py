@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -13,6 +12,7 @@ import msgspec
 from triform.config.merging import describe_sources
 from triform.config.settings import DEFAULTS, flatten_config, format_setting
 from triform.errors import DataError, TriformError
+from triform.evaluation.details import DetailTable, build_tables, count_examples, details_to_dict
 from triform.formatting import METRICS, metric_scale, metric_title
 from triform.io.run_config import read_run_config, read_setting_sources
 from triform.reporting.run_history import is_finite
@@ -21,7 +21,6 @@ from triform.serving.metrics_tail import Event, MetricsTail
 from triform.serving.run_list import MetricValue, name_metric
 
 MAX_FILES = 200
-MAX_EVALUATED_ROWS = 1_000  # for a confusion matrix
 MAX_SHOWN_ROWS = 12  # predictions that are shown next to the expected outputs
 
 
@@ -78,15 +77,15 @@ class Predictions(msgspec.Struct, kw_only=True):
     """Predictions of the best weights so far on validation data.
 
     Args:
-        n_rows: The number of rows that were read.
-        labels: The labels of a classifier.
-        confusion: Entry (i, j) is the number of rows of label i that were predicted as label j.
-        samples: Some of the rows. Those of a classifier with the wrong label come first.
+        n_rows: The number of rows, pairs or tokens that the details are about.
+        details: Where the model is wrong, as in `details` of `triform evaluate --details --json`.
+        tables: The details as the page shows them.
+        samples: Translations next to the expected ones, or generated texts. A classifier has none.
     """
 
     n_rows: int
-    labels: list[str]
-    confusion: list[list[int]]
+    details: dict[str, Any]
+    tables: list[DetailTable]
     samples: list[Sample]
 
 
@@ -177,56 +176,33 @@ def describe_metrics(names: Sequence[str] = tuple(METRICS)) -> dict[str, MetricF
 
 
 def predict_validation_rows(run: Run) -> Predictions:
-    """Predict rows of the validation data with the best weights of a run.
+    """Evaluate rows of the validation data in detail, as the report does, and predict some of them.
 
     Raises:
         DataError: The run has no validation data, or its files are gone.
     """
-    predict = {"classify": _classify_rows, "generate": _generate_samples, "translate": _translate_rows}
-    return predict[run.config.task](run)
-
-
-def _read_validation_rows(run: Run, limit: int) -> list[Any]:
-    rows = list(islice(run.task.data.iter_examples(), limit))
-    if not rows:
-        raise DataError("the run has no validation data")
-    return rows
-
-
-def _classify_rows(run: Run) -> Predictions:
-    rows = _read_validation_rows(run, MAX_EVALUATED_ROWS)
-    outputs = [prediction.output for prediction in run.predict([row.text for row in rows])]
-    counts = Counter(zip((row.label for row in rows), outputs, strict=True))
-    labels = list(dict.fromkeys([*run.config.data.labels, *(row.label for row in rows)]))
-    samples = [
-        Sample(step=None, input=row.text, output=output, expected=row.label)
-        for row, output in zip(rows, outputs, strict=True)
-    ]
-    samples.sort(key=lambda sample: sample.output == sample.expected)
-    return Predictions(
-        n_rows=len(rows),
-        labels=labels,
-        confusion=[[counts[expected, output] for output in labels] for expected in labels],
-        samples=samples[:MAX_SHOWN_ROWS],
-    )
-
-
-def _translate_rows(run: Run) -> Predictions:
-    pairs = _read_validation_rows(run, MAX_SHOWN_ROWS)
-    predictions = run.predict([pair.source for pair in pairs])
-    samples = [
-        Sample(step=None, input=pair.source, output=prediction.output, expected=pair.target)
-        for pair, prediction in zip(pairs, predictions, strict=True)
-    ]
-    return Predictions(n_rows=len(pairs), labels=[], confusion=[], samples=samples)
-
-
-def _generate_samples(run: Run) -> Predictions:
     data = run.task.data.load_validation_dataset([])
     if data is None:
         raise DataError("the run has no validation data")
-    predictions = run.task.predictor.sample_predictions(data)
-    samples = [
-        Sample(step=None, input=sample["input"], output=sample["output"], expected=None) for sample in predictions
+    with run.inference_context():
+        details = run.task.evaluator.report_details(data)
+    return Predictions(
+        n_rows=count_examples(details),
+        details=details_to_dict(details),
+        tables=build_tables(details),
+        samples=_make_samples(run, data),
+    )
+
+
+def _make_samples(run: Run, data: Any) -> list[Sample]:
+    if run.config.task == "classify":
+        return []
+    if run.config.task == "generate":
+        samples = run.task.predictor.sample_predictions(data)
+        return [Sample(step=None, input=item["input"], output=item["output"], expected=None) for item in samples]
+    pairs = data.raw_pairs[:MAX_SHOWN_ROWS]
+    outputs = [prediction.output for prediction in run.predict([pair.source for pair in pairs])]
+    return [
+        Sample(step=None, input=pair.source, output=output, expected=pair.target)
+        for pair, output in zip(pairs, outputs, strict=True)
     ]
-    return Predictions(n_rows=len(samples), labels=[], confusion=[], samples=samples)

@@ -275,7 +275,7 @@ ENDPOINTS = (
         path="/api/runs/{id:path}/predictions",
         handler=show_predictions,
         dialect="triform",
-        summary="Predict validation rows with the best weights; for a classifier, also count its errors by label.",
+        summary="Show where the best weights are wrong on validation rows, with sample predictions.",
         response=run_details.Predictions,
     ),
     Endpoint(

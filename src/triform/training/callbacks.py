@@ -78,7 +78,7 @@ class MetricsFile(Callback):
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
         retained = []
         for event in filter(None, map(_parse_event, lines)):
-            if event["event"] not in ("end", "sample") and event.get("step", 0) <= step:
+            if event["event"] not in ("end", "sample", "details") and event.get("step", 0) <= step:
                 retained.append(event | ({"max_steps": max_steps} if event["event"] == "start" else {}))
         write_run_text(self.path, "".join(_format_event(event) + "\n" for event in retained))
 

@@ -209,8 +209,11 @@ def test_the_confusion_matrix_is_that_of_the_api(studio: str, open_tab: Any) -> 
     tab.wait_for_selector(".confusion")
     predictions = fetch(studio, "api/runs/reviews/predictions")
     counts = [int(text) for text in tab.locator(".confusion td").all_inner_texts()]
-    assert counts == [n for row in predictions["confusion"] for n in row]
-    assert predictions["samples"][0]["input"] in tab.inner_text(".part-predictions")
+    assert counts == [n for row in predictions["details"]["confusion"] for n in row]
+    for table in predictions["tables"]:
+        cells = tab.locator(f".detail.{table['name']} tbody").locator("td, th").all_inner_texts()
+        expected = [" ".join(cell.split()) for row in table["rows"] for cell in row]
+        assert [" ".join(cell.split()) for cell in cells] == expected
 
 
 def test_predictions_are_made_again_for_each_new_best(copies: Path, start_studio: Any, open_tab: Any) -> None:
@@ -231,7 +234,7 @@ def test_translations_are_side_by_side_with_the_expected_ones(studio: str, open_
     tab = open_tab(studio, "#/run/french")
     tab.click("button:text-is('Compute')")
     tab.wait_for_selector("button:text-is('Compute again')")
-    rows = tab.locator(".part-predictions tbody tr").all()
+    rows = tab.locator(".part-predictions > section > div > .wide tbody tr").all()
     samples = fetch(studio, "api/runs/french/predictions")["samples"]
     assert len(rows) == len(samples)
     for row, sample in zip(rows, samples, strict=True):

@@ -304,7 +304,7 @@ function drawFiles(part, view) {
 async function drawPredictions(part, view) {
   const {run} = view.details;
   if (run.state === 'damaged' || run.state === 'failed') return;
-  const what = {classify: 'Confusion matrix', translate: 'Translations', generate: 'Generated text'}[run.task] ?? 'Predictions';
+  const what = 'Where the model is wrong';
   if (!view.showsPredictions) {
     part.replaceChildren(createSection(what, create('p', {class: 'lead'}, 'Computed on rows of the validation data, with the best weights so far. While the run trains, they are computed again for each new best.'),
       createButton('Compute', () => { view.showsPredictions = true; drawPredictions(part, view); })));
@@ -329,23 +329,29 @@ async function drawPredictions(part, view) {
   }
 }
 
-function createPredictions(predictions) {
-  const rows = create('p', {class: 'lead'}, `${formatCount(predictions.n_rows)} rows of the validation data`);
-  return predictions.labels.length ? [rows, createConfusionMatrix(predictions),
-    create('h3', {class: 'spaced'}, 'Examples, wrong ones first'), createSampleTable(predictions.samples)]
-    : [rows, createSampleTable(predictions.samples)];
+function createPredictions({n_rows, tables, samples}) {
+  const lead = create('p', {class: 'lead'}, `${formatCount(n_rows)} ${UNITS[tables[0]?.name] ?? 'rows'} of the validation data`);
+  return [lead, ...tables.map(createDetailTable), ...(samples.length ? [create('h3', {class: 'spaced'}, 'Examples'), createSampleTable(samples)] : [])];
 }
 
-// Rows are the expected labels, columns the predicted ones. A cell is as dark as its share of its row.
-function createConfusionMatrix({labels, confusion}) {
-  const head = create('tr', {}, create('th', {scope: 'col'}, 'Expected ↓ predicted →'), labels.map(label => create('th', {scope: 'col', class: 'num'}, label)));
-  const rows = labels.map((label, i) => {
-    const total = confusion[i].reduce((a, b) => a + b, 0);
-    return create('tr', {}, create('th', {scope: 'row'}, label), confusion[i].map((n, j) => {
-      const cell = create('td', {class: `num shade ${i === j ? 'hit' : 'error'}`, dataset: {n}, 'aria-label': `${n} of ${label} predicted as ${labels[j]}`}, formatCount(n));
-      cell.style.setProperty('--share', total ? n / total : 0);
-      return cell;
-    }));
-  });
-  return create('div', {class: 'card wide confusion'}, create('table', {}, create('thead', {}, head), create('tbody', {}, rows)));
+const UNITS = {context: 'tokens', worst: 'pairs'};
+
+// A table of the details of an evaluation. A cell of the confusion matrix is as dark as its share of its row.
+function createDetailTable({name, title, columns, kinds, rows, shares, note}) {
+  const head = create('tr', {}, columns.map((column, j) => create('th', {scope: 'col', class: kinds[j] === 'number' ? 'num' : ''}, column)));
+  const createCell = (text, i, j) => {
+    if (kinds[j] === 'text') return create('td', {class: 'text', dir: 'auto'}, create('div', {}, text || create('i', {class: 'empty'}, '(empty)')));
+    if (j === 0 && kinds[j] === 'label') return create('th', {scope: 'row', dir: 'auto'}, text);
+    const cell = create('td', {class: kinds[j] === 'number' ? 'num' : '', dir: 'auto'}, text);
+    if (shares.length && j) {
+      cell.classList.add('shade', i === j - 1 ? 'hit' : 'error');
+      cell.style.setProperty('--share', shares[i][j - 1]);
+      cell.setAttribute('aria-label', `${text} of ${rows[i][0]} predicted as ${columns[j]}`);
+    }
+    return cell;
+  };
+  const body = rows.map((cells, i) => create('tr', {}, cells.map((text, j) => createCell(text, i, j))));
+  return create('div', {class: `detail ${name}`}, create('h3', {}, title),
+    rows.length ? create('div', {class: 'card wide'}, create('table', {}, create('thead', {}, head), create('tbody', {}, body))) : null,
+    note ? create('p', {class: 'lead'}, note) : null);
 }
