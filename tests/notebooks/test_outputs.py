@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from html import unescape
@@ -138,6 +139,39 @@ def test_an_explanation_is_a_page_in_a_sandboxed_frame() -> None:
     assert "default-src 'none'" in page
     assert '<html lang="en" class="inline">' in page
     assert "alert(1)</script>" not in page
+
+
+def test_in_a_browser_a_frame_follows_the_theme_and_rules_of_the_notebook_do_not_apply() -> None:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None and os.environ.get("CI") != "true":
+        pytest.skip("no Chromium")
+    from playwright.sync_api import sync_playwright
+
+    weights = np.full((1, 2, 2, 2), 0.5, dtype=np.float32)
+    attention_map = AttentionMap(name="encoder", queries=("a", "b"), keys=("a", "b"), weights=weights)
+    frame = Explanation(title="title", text="a b", maps=(attention_map,))._repr_html_()
+    table = PredictionList([Prediction(input="a", output="b")])._repr_html_()
+    rules = ".host td { text-align: right; color: red } .host tbody tr:nth-child(odd) { background: red }"
+    body = f'<body data-jp-theme-light="false"><div class="host">{frame}{table}</div></body>'
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(color_scheme="light")
+        problems: list[str] = []
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.set_content(f"<!DOCTYPE html><style>{rules}</style>{body}")
+        page.wait_for_function("document.querySelector('iframe').style.height")  # the page has answered its height
+        inner = page.frames[1]
+        assert inner.evaluate("document.documentElement.dataset.theme") == "dark"
+        assert inner.evaluate("document.body.scrollHeight <= innerHeight")  # nothing is cut
+        page.evaluate("document.body.dataset.jpThemeLight = 'true'")
+        inner.wait_for_function("document.documentElement.dataset.theme === 'light'")
+        computed = "name => getComputedStyle(document.querySelector('tbody ' + name[0]))[name[1]]"
+        names = (("td", "textAlign"), ("td", "color"), ("tr", "backgroundColor"))
+        style = [page.evaluate(computed, name) for name in names]
+        browser.close()
+    assert style == ["left", "rgb(27, 30, 37)", "rgba(0, 0, 0, 0)"]
+    assert not problems
 
 
 def test_several_seeds_are_shown_with_their_interval() -> None:

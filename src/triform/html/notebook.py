@@ -19,10 +19,14 @@ DARK_THEMES = '[data-jp-theme-light="false"], .vscode-dark, [data-md-color-schem
 
 MAX_FRAME_HEIGHT = 1300  # in pixels; a longer page scrolls in its frame
 ON_FRAME_LOAD = (
-    "const frame = this; window.addEventListener('message', event => {"
+    "const frame = this, sendTheme = () =>"
+    " frame.contentWindow?.postMessage(getComputedStyle(frame).colorScheme, '*');"
+    " window.addEventListener('message', event => {"
     " if (event.source === frame.contentWindow && event.data.height > 0)"
     f" frame.style.height = Math.min(event.data.height, {MAX_FRAME_HEIGHT}) + 'px' }});"
-    " frame.contentWindow.postMessage(getComputedStyle(frame).colorScheme, '*')"
+    " const observer = new MutationObserver(sendTheme);"
+    " for (const node of [document.documentElement, document.body]) observer.observe(node, {attributes: true});"
+    " sendTheme()"
 )
 
 
@@ -39,7 +43,8 @@ def render_frame(page: str, title: str) -> str:
     """Return a whole HTML page as the `_repr_html_` of an object.
 
     The page is in a frame of a separate origin. Its scripts run, and can reach neither the notebook nor its files.
-    When it is loaded, the frame sends it the theme of the notebook, and takes the height that it answers.
+    When it is loaded, and when the theme of the notebook changes, the frame sends it the theme. The frame takes the
+    height that the page answers.
 
     Args:
         page: The page.
