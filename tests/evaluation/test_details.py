@@ -165,6 +165,6 @@ def test_details_return_from_json_and_their_short_form_has_the_same_tables() -> 
         assert len(json.dumps(asdict(compact))) < 10_000
         for table, short in zip(build_tables(details), build_tables(compact), strict=True):
             assert (table.title, table.columns, table.note) == (short.title, short.columns, short.note)
-            cut = [[cell if len(cell) <= 500 else cell[:499] + "…" for cell in row] for row in table.rows]
+            limit = MAX_STORED_CHARACTERS
+            cut = [[cell if len(cell) <= limit else cell[: limit - 1] + "…" for cell in row] for row in table.rows]
             assert cut == short.rows
-            assert MAX_STORED_CHARACTERS == 500

@@ -169,6 +169,13 @@ def test_test_metrics_are_shown_as_the_report_writes_them(copies: Path) -> None:
     assert [metric["text"] for metric in result["metrics"]] == ["87.50 %", "8"]
 
 
+def test_a_run_with_long_samples_is_finished(copies: Path) -> None:
+    with (copies / "reviews" / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        for event in ("sample", "details"):
+            file.write(json.dumps({"event": event, "step": 1, "input": "long " * 20_000}) + "\n")
+    assert list_runs(make_client(copies))["reviews"]["state"] == "finished"
+
+
 def test_the_confusion_matrix_counts_the_predictions_on_validation_rows(
     client: TestClient, runs_folder: Path
 ) -> None:

@@ -16,7 +16,7 @@ from triform.formatting import format_metric
 
 MAX_MATRIX_LABELS = 20  # of more labels, the pairs that are confused most often are shown
 MAX_SHOWN_CLASSES = 20
-MAX_STORED_CHARACTERS = 500  # of a text in metrics.jsonl
+MAX_STORED_CHARACTERS = 300  # of a text in metrics.jsonl
 DEFAULT_EXAMPLES = 10
 
 Details = LabelDetails | SentenceDetails | LossDetails

@@ -35,7 +35,8 @@ from triform.reporting.run_history import is_finite
 from triform.serving.models import file_stamp
 from triform.serving.uploads import find_upload_label
 
-HEAD_BYTES, TAIL_BYTES = 4_096, 24_576
+HEAD_BYTES, TAIL_BYTES, MAX_TAIL_BYTES = 4_096, 24_576, 4 << 20
+TEXT_EVENTS = {"sample", "details"}  # events that follow the end of a run
 MAX_STATE_BYTES = 1 << 20  # of the state of a checkpoint
 SEED_FOLDER = re.compile(r"seed-\d+")
 # Lines of config.toml, as Triform writes it: the start of a table, or a setting that the list shows.
@@ -172,20 +173,25 @@ def read_ends(path: Path) -> tuple[Event, dict[str, Event]]:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
             size = os.fstat(file.fileno()).st_size
-            tail, offset = head, 0
-            if size > HEAD_BYTES:
-                offset = file.seek(max(0, size - TAIL_BYTES))
-                tail = file.read(TAIL_BYTES)
+            last = _find_last_events(head, 0) if size <= HEAD_BYTES else {}
+            for n_bytes in (TAIL_BYTES, MAX_TAIL_BYTES):  # the texts of samples may be longer than a short tail
+                if size > HEAD_BYTES and not last.keys() - TEXT_EVENTS:
+                    offset = file.seek(max(0, size - n_bytes))
+                    last = _find_last_events(file.read(n_bytes), offset)
     except OSError:
         return {}, {}
     start = parse_event(head.partition(b"\n")[0]) or {}
-    lines = tail.split(b"\n")[1 if offset else 0 :]
+    return start if start.get("event") == "start" else {}, last
+
+
+def _find_last_events(content: bytes, offset: int) -> dict[str, Event]:
+    """Return the last event of each kind in the content of a file that starts at an offset."""
     last: dict[str, Event] = {}
-    for line in lines:
+    for line in content.split(b"\n")[1 if offset else 0 :]:
         if (event := parse_event(line)) is not None:
             last.pop(event["event"], None)  # the order of the kinds is that of their last events
             last[event["event"]] = event
-    return start if start.get("event") == "start" else {}, last
+    return last
 
 
 def parse_event(line: bytes) -> dict[str, Any] | None:
