@@ -36,6 +36,7 @@ from triform.training.memory import free_memory, halve_batch, micro_batch_size, 
 from triform.training.run_folder import RunFolder
 from triform.training.setup import initialise_trainer, prepare_data_and_model
 from triform.training.stopping import format_resume_command, interrupted_error, stopped_without_saving_error
+from triform.training.tracking import parse_trackers
 from triform.training.trainer import Trainer
 from triform.world import (
     broadcast_value,
@@ -62,6 +63,7 @@ class RunOptions:
         progress: Where progress is shown; None: standard error.
         quiet: Show no progress.
         callbacks: Additional observers of the training. See `triform.training.callbacks`.
+        track: Trackers that log the run, such as "tensorboard" or "mlflow=FOLDER". See `triform.training.tracking`.
     """
 
     out: str = ""
@@ -72,8 +74,10 @@ class RunOptions:
     progress: TextIO | None = None
     quiet: bool = False
     callbacks: Sequence[Callback] = ()
+    track: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        parse_trackers(self.track)
         if self.resume and self.overwrite:
             raise ConfigError(
                 "--resume and --overwrite cannot be used together; one continues a run, the other replaces it"
@@ -94,8 +98,8 @@ def train(
         task: "classify", "generate" or "translate".
         preset: The name of a preset, such as "tiny" or "small".
         config: A config, or the path of a TOML file with settings.
-        options: How to run; `out`, `resume`, `overwrite`, `device`, `verify`, `progress` and `quiet` can also be
-            given as keyword arguments.
+        options: How to run; `out`, `resume`, `overwrite`, `device`, `verify`, `progress`, `quiet`, `callbacks` and
+            `track` can also be given as keyword arguments.
         **settings: Settings by section, such as `model={"d_model": 64}`, or by their dotted names. `data`, `valid`,
             `source`, `target`, `init_from`, `embeddings` and `seed` need no section. Without data, the task's
             built-in dataset is used. `data` and `valid` are files, or data frames or iterables of rows
@@ -320,6 +324,7 @@ def build_trainer(
         quiet=options.quiet,
         stream=options.progress,
         callbacks=options.callbacks,
+        track=options.track,
     )
     return trainer, (*folder_notices, *prepared.notices)
 

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
-from triform.cli.completion import complete_run, complete_task
+from triform.cli.completion import complete_from, complete_run, complete_task
 from triform.cli.evaluate import parse_named_sets
-from triform.cli.help import DATA, RUN_FOLDER, TRAINING, argument, flag, option
+from triform.cli.help import DATA, OUTPUT, RUN_FOLDER, TRAINING, argument, flag, option
 from triform.cli.model_argument import ConfigOption, PresetOption
 from triform.cli.options import DeviceOption, JsonOption, NoVerifyOption, QuietOption, SetOption, print_json
 from triform.cli.shorthands import validate_agreement, with_shorthands
@@ -79,6 +79,18 @@ DryRunOption = Annotated[
 OverwriteOption = Annotated[bool, flag(RUN_FOLDER, "--overwrite", "Replace the run in --out if there is one.")]
 
 
+TrackOption = Annotated[
+    list[str] | None,
+    option(
+        OUTPUT,
+        "NAME[=FOLDER]",
+        "Also log the run with tensorboard, mlflow, wandb (offline) or trackio. Repeatable.",
+        name="--track",
+        complete=complete_from(("tensorboard", "mlflow", "wandb", "trackio")),
+    ),
+]
+
+
 @with_shorthands("--epochs", "--max-steps", "--lr", "--batch-size", "--text-column", "--label-column")
 def train(
     task: Annotated[str, argument("TASK", "Task: classify, generate or translate.", complete=complete_task)],
@@ -98,6 +110,7 @@ def train(
     overwrite: OverwriteOption = False,
     no_verify: NoVerifyOption = False,
     dry_run: DryRunOption = False,
+    track: TrackOption = None,
     device: DeviceOption = "auto",
     quiet: QuietOption = False,
     json_: JsonOption = False,
@@ -120,7 +133,13 @@ def train(
     files = {"--data": data, "--source": source, "--target": target, "--from": from_, "--embeddings": embeddings}
     settings = _settings(task, set_, files | {"--seed": seed}, valid or [])
     options = RunOptions(
-        out=out, resume=resume, overwrite=overwrite, device=device, quiet=quiet, verify=not no_verify
+        out=out,
+        resume=resume,
+        overwrite=overwrite,
+        device=device,
+        quiet=quiet,
+        verify=not no_verify,
+        track=track or (),
     )
     if dry_run or seeds is not None:
         refuse_several_processes(f"triform train {'--dry-run' if dry_run else '--seeds'}")

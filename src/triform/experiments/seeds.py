@@ -277,6 +277,7 @@ class SeedGroup:
                 quiet=self.options.quiet,
                 stream=self.options.progress,
                 callbacks=self.options.callbacks,
+                track=self.options.track,
             )
             log_start(trainer, self.prepared.notices if index == 0 else (), self.options)
             try:
@@ -298,6 +299,8 @@ class SeedGroup:
                 resume=bool(seed_run.stored_config),
                 trainer_class=EnsembleMember,
                 quiet=True,
+                stream=self.options.progress,
+                track=self.options.track,
             )
             for seed_run in self.seed_runs
         ]

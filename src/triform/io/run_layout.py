@@ -14,6 +14,7 @@ CHECKPOINTS_FOLDER = "checkpoints"
 TOKENS_FOLDER = "tokens"
 DATA_FOLDER = "data_copies"  # copies of data that was passed from Python
 TENSORS_FILE, STATE_FILE = "tensors.safetensors", "state.json"
+TRACKER_FOLDERS = ("tensorboard", "wandb")  # where trackers write by default
 # Files that have a digest, in a run folder and in a checkpoint folder.
 RUN_FILES = (CONFIG_FILE, "tokenizer*.json", MODEL_FILE)
 SHARD_FILES = "tensors-*.safetensors"  # instead of TENSORS_FILE, if several processes write parts of the tensors
@@ -29,6 +30,7 @@ RUN_FOLDER_PATTERNS = (
     CHECKPOINTS_FOLDER,
     TOKENS_FOLDER,
     DATA_FOLDER,
+    *TRACKER_FOLDERS,
 )
 # The last line of every config.toml. A file without it, or without its final newline, is incomplete.
 LAST_CONFIG_KEY = "decode.max_new_tokens"

@@ -114,6 +114,8 @@ def run_server(app: Starlette, sock: socket.socket, on_start: Callable[[], None]
     """
     config = uvicorn.Config(
         app,
+        loop="asyncio",  # the same on every machine, whether or not uvloop and httptools are installed
+        http="h11",
         ws="none",
         proxy_headers=False,
         log_level="warning",

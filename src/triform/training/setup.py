@@ -31,6 +31,7 @@ from triform.training.length import extend_run, format_stopped_early_notice, res
 from triform.training.memory import fit_batch_to_memory, require_training_memory
 from triform.training.run_folder import RunFolder
 from triform.training.time_budget import fit_steps_to_budget
+from triform.training.tracking import build_trackers
 from triform.training.trainer import Trainer
 from triform.training.validation_table import ValidationTable
 from triform.world import broadcast_value, current_world, run_in_order
@@ -77,6 +78,7 @@ def initialise_trainer(
     quiet: bool = False,
     stream: TextIO | None = None,
     callbacks: Sequence[Callback] = (),
+    track: str | Sequence[str] = (),
 ) -> TrainerT:
     """Write a run's settings and tokenizers to its folder, and return a trainer at the current step of the run.
 
@@ -90,6 +92,7 @@ def initialise_trainer(
         quiet: Show no progress.
         stream: Where to show progress. The default is standard error.
         callbacks: Observers in addition to the metrics file and the display of progress.
+        track: The trackers that log the run; see `triform.training.tracking`.
     """
     prepared = prepared.with_config(resolve_length(prepared))
     task = prepared.task
@@ -98,7 +101,10 @@ def initialise_trainer(
     extension_notices = run_in_order(
         lambda: _write_settings(prepared, folder, fingerprints, resume) if is_main else []
     )
-    observers: list[Callback] = [MetricsFile(folder.metrics_file), *callbacks] if is_main else []
+    observers: list[Callback] = []
+    if is_main:
+        trackers = build_trackers(track, task.config, folder.path, stream)
+        observers = [MetricsFile(folder.metrics_file), *callbacks, *trackers]
     flops_per_token = training_flops_per_token(task.config, task.sizes, _mean_length(prepared))
     trainer = trainer_class(prepared, folder, observers, fingerprints, flops_per_token)
     quiet = quiet or not is_main
