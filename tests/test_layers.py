@@ -44,7 +44,7 @@ WITHOUT_TORCH = (
     *("evaluation", "reporting"),
 )
 # A guard for forked children, the user's cache folder, and the rank of a process; beside cli/.
-READS_ENVIRONMENT = ("text/base.py", "io/cache.py", "world.py")
+READS_ENVIRONMENT = ("text/base.py", "io/cache.py", "world.py", "training/trackers.py")
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
 LONG_FILES: tuple[str, ...] = ()
 LONG_FUNCTIONS: tuple[str, ...] = ()

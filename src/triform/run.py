@@ -290,7 +290,16 @@ class Run:
         with self.inference_context():
             return explain(task, text, target=target, title=self.path.name, **settings, **contents)
 
-    def export(self, to: str, out: str | Path) -> str:
+    def export(
+        self,
+        to: str,
+        out: str | Path,
+        *,
+        license: str = "",  # noqa: A002
+        languages: Sequence[str] = (),
+        dataset: str = "",
+        base_model: str = "",
+    ) -> str:
         """Export the model to a folder that other programs read, and return the name of its model family.
 
         The stored fp32 weights are exported, even if the run was opened with another precision.
@@ -298,10 +307,18 @@ class Run:
         Args:
             to: "hf" for transformers, "ctranslate2" for decoders and translators, or "onnx" for classifiers.
             out: The folder to write. It must be empty or not exist.
+            license: The identifier of the licence for the model card, such as "apache-2.0".
+            languages: The languages of the texts for the model card, such as ["en", "fr"].
+            dataset: The name of the training data on the Hugging Face Hub for the model card.
+            base_model: The name of the fine-tuned model on the Hub for the model card.
         """
+        from triform.pretrained.card_metadata import CardInfo
         from triform.pretrained.run_export import export
 
-        return export(self._fp32_task("cpu"), to, Path(out))
+        statement: dict[str, Any] = {"license": license, "dataset": dataset, "base_model": base_model}
+        metrics: Any = self.progress().get("best")
+        info = CardInfo(**statement, languages=tuple(languages), metrics=metrics)
+        return export(self._fp32_task("cpu"), to, Path(out), info)
 
     def _fp32_task(self, device: str) -> Task:
         """Return the task on a device, with its weights in fp32 as they are stored."""

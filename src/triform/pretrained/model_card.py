@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from triform.config import Config, TaskName
+from triform.pretrained.card_metadata import CardInfo, build_metadata, format_front_matter
 from triform.text import Tokenizer
 from triform.text.spm import SentencePieceTokenizer
 
@@ -144,8 +145,11 @@ EXAMPLE_TEXTS: dict[TaskName, str] = {
 _TOKEN_POOLING_NOTE = " It computes logits for each token, and the logits of a text are the mean over its tokens."
 
 
-def build_model_card(export_format: str, config: Config, tokenizers: Sequence[Tokenizer], out: Path) -> str:
-    """Return the text of the README. Its Python code runs without changes."""
+def build_model_card(
+    export_format: str, config: Config, tokenizers: Sequence[Tokenizer], out: Path, info: CardInfo | None = None
+) -> str:
+    """Return the text of the README, which starts with metadata for the Hub. Its code runs without changes."""
+    info = info or CardInfo()
     source_tokenizer = tokenizers[0]
     uses_sentencepiece = isinstance(source_tokenizer, SentencePieceTokenizer)
     fields = (_sentencepiece_fields if uses_sentencepiece else _tokenizers_fields)(
@@ -181,11 +185,28 @@ def build_model_card(export_format: str, config: Config, tokenizers: Sequence[To
     requirements += " sentencepiece" if uses_sentencepiece and export_format == "hf" else ""
     task_verbs = {"classify": "classifies", "generate": "continues", "translate": "translates"}
     return (
+        f"{format_front_matter(build_metadata(export_format, config, out.name, info))}\n"
         f"# {out.name}\n\nA model that {task_verbs[config.task]} text. It was trained with Triform and "
         f"exported for {FORMAT_NAMES[export_format]}. "
         f"It reads at most {config.data.max_len} tokens.{_TOKEN_POOLING_NOTE if pools_token_logits else ''}\n\n"
         f"```sh\npip install {requirements}\n```\n\n```python\n{code}```\n"
+        f"{_describe_training(config, info)}"
     )
+
+
+def _describe_training(config: Config, info: CardInfo) -> str:
+    """Return sections about the data, the licence and the metrics."""
+    files = (config.data.train or config.data.source or "unknown", config.data.target)
+    names = [name if name.startswith("builtin:") else Path(name).name for name in files if name]
+    data = f"`{info.dataset}`" if info.dataset else ", ".join(f"`{name}`" for name in names)
+    base = f" It was fine-tuned from `{info.base_model}`." if info.base_model else ""
+    licence = f"`{info.license}`" if info.license else "not stated"
+    text = f"\n## Training\n\nTraining data: {data}.{base} Licence: {licence}.\n"
+    if not info.metrics:
+        return text
+    rows = "".join(f"| {name} | {value:.6g} |\n" for name, value in info.metrics.items())
+    heading = "## Metrics\n\nOn the validation data of the training run:"
+    return f"{text}\n{heading}\n\n| metric | value |\n|---|---:|\n{rows}"
 
 
 def _select_snippet(export_format: str, task: TaskName, tokenizer: Tokenizer) -> str:

@@ -15,6 +15,7 @@ from triform.config import Config
 from triform.errors import CheckpointError, ConfigError
 from triform.io.files import atomic_folder
 from triform.nn.kernels.int8 import Int8Linear
+from triform.pretrained.card_metadata import CardInfo
 from triform.pretrained.ctranslate2_export import write_ctranslate2
 from triform.pretrained.hf_export import exported_family_name, write_hf
 from triform.pretrained.model_card import build_model_card
@@ -28,13 +29,14 @@ EXPORT_FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
 TARGET_FOLDER = "target"  # folder of the target vocabulary, if there are two
 
 
-def export(task: Task, to: str, out: Path) -> str:
+def export(task: Task, to: str, out: Path, info: CardInfo | None = None) -> str:
     """Write a task's model, its tokenizer and a README to a new folder.
 
     Args:
         task: The task of a run, with fp32 weights.
         to: "hf" for transformers, "ctranslate2" for decoders and translators, or "onnx" for classifiers.
         out: The folder to write. It must be empty or not exist.
+        info: What the model card states besides the settings.
 
     Returns:
         The name of the family that the model was written as, such as "gpt2"; otherwise the name of the format.
@@ -68,7 +70,7 @@ def export(task: Task, to: str, out: Path) -> str:
     family = exported_family_name(task.model, task.config) if to == "hf" else to
     try:
         with atomic_folder(out) as temporary:
-            _write_export(task, to, temporary, out)
+            _write_export(task, to, temporary, out, info)
             if out.is_dir():
                 out.rmdir()
     except OSError as error:
@@ -82,7 +84,7 @@ def is_reduced_precision(model: nn.Module) -> bool:
     return has_low_precision or any(isinstance(module, Int8Linear) for module in model.modules())
 
 
-def _write_export(task: Task, to: str, folder: Path, out: Path) -> None:
+def _write_export(task: Task, to: str, folder: Path, out: Path, info: CardInfo | None) -> None:
     model, config, tokenizers = task.model.eval(), task.config, export_tokenizers(task)
     files: dict[str, Any] = {}
     if to == "hf":
@@ -100,7 +102,8 @@ def _write_export(task: Task, to: str, folder: Path, out: Path) -> None:
     for name, content in files.items():
         text = json.dumps(content, ensure_ascii=False, indent=2)
         (folder / name).write_text(text + "\n", encoding="utf-8", newline="\n")
-    (folder / "README.md").write_text(build_model_card(to, config, tokenizers, out), encoding="utf-8", newline="\n")
+    card = build_model_card(to, config, tokenizers, out, info)
+    (folder / "README.md").write_text(card, encoding="utf-8", newline="\n")
 
 
 def export_tokenizers(task: Task) -> list[Tokenizer]:

@@ -73,7 +73,7 @@ class MlflowTracker(Tracker):
             uri = f"sqlite:///{folder / 'mlflow.db'}"
         self.client = MlflowClient(uri)
         if self.run_id:
-            self.client.update_run(self.run_id, status="RUNNING")
+            self.client.update_run(self.run_id, status="running".upper())
             return self.run_id
         experiment = self.client.get_experiment_by_name(PROJECT)
         experiment_id = experiment.experiment_id if experiment else self.client.create_experiment(PROJECT)
@@ -99,8 +99,7 @@ class MlflowTracker(Tracker):
             self.client.log_metric(self.run_id, "result/best", summary["best"], step=summary["best_step"])
         for name, value in summary.items():
             self.client.set_tag(self.run_id, f"triform.{name}", str(value))
-        statuses = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
-        self.client.set_terminated(self.run_id, statuses[status])
+        self.client.set_terminated(self.run_id, ("killed" if status == "interrupted" else status).upper())
 
 
 class WandbTracker(Tracker):
@@ -112,6 +111,7 @@ class WandbTracker(Tracker):
 
         folder = Path(self.spec.location or self.folder)
         folder.mkdir(parents=True, exist_ok=True)
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=self.run_name,
@@ -119,7 +119,7 @@ class WandbTracker(Tracker):
             resume="allow" if self.run_id else None,
             dir=str(folder),
             config=self.settings,
-            mode=os.environ.get("WANDB_MODE", "offline"),
+            mode=mode,
             reinit="create_new",  # several seeds may be trained together
             settings=wandb.Settings(
                 silent=True, console="off", x_disable_stats=True, disable_git=True, disable_code=True
