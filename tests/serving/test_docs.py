@@ -1,4 +1,4 @@
-"""The requests and the Python of docs/serving.md, sent to a server with small models."""
+"""The requests and the Python of docs/serving.md and of the tutorial, sent to a server with small models."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ import pytest
 from triform.serving import ServerOptions
 from triform.serving.app import ENDPOINTS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "serving.md").read_text(encoding="utf-8")
+TUTORIAL = (DOCS / "tutorials" / "serve.md").read_text(encoding="utf-8")
 ADDRESS = "http://127.0.0.1:8000"
 
 
 def find_blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE + TUTORIAL, re.DOTALL | re.MULTILINE)
 
 
 REQUESTS = [line for block in find_blocks("sh") for line in block.splitlines() if line.startswith("curl ")]
