@@ -226,7 +226,8 @@ def test_doctor_says_what_is_here(triform: Command) -> None:
     assert report["problems"] == []
     assert report["devices"]["auto"] in ("cpu", "cuda", "mps")
     assert report["devices"]["cpu_waiting"]
-    assert {"python", "system", "packages", "attention", "disk"} <= set(report)
+    assert {"python", "system", "packages", "attention", "products", "disk"} <= set(report)
+    assert report["products"]["fp32 product of 4 rows on the CPU"].startswith("weights @ transposed rows")
     assert all(report["packages"].values())
     plain = triform("doctor")
     assert plain.code == 0

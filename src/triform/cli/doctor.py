@@ -60,6 +60,7 @@ def doctor(json_: JsonOption = False) -> None:
     for name, inspect in (
         ("devices", _inspect_devices),
         ("attention", _inspect_attention),
+        ("products", _inspect_products),
         ("disk", _inspect_disk),
     ):
         try:
@@ -155,6 +156,26 @@ def _inspect_attention() -> dict[str, str]:
     return kernels
 
 
+def _inspect_products() -> dict[str, str]:
+    """Return the product that a CPU uses for each number of rows, compared with `F.linear` on an example."""
+    import torch
+
+    from triform.nn.kernels.few_rows import PRODUCT_LABELS, select_product
+
+    weight = torch.randn(512, 512)
+    products = {}
+    with torch.inference_mode():
+        for n_rows in (1, 4, 16, 64):
+            x = torch.randn(n_rows, 512)
+            product = select_product(n_rows, weight)
+            error = (product(x, weight) - x @ weight.T).abs().max().item()
+            label = PRODUCT_LABELS[product]
+            if error > 1e-3:
+                raise RuntimeError(f"{label} ({n_rows} rows): differs from the plain product by {error:.1e}")
+            products[f"fp32 product of {n_rows} row{'s' * (n_rows > 1)} on the CPU"] = label
+    return products
+
+
 def _inspect_disk() -> dict[str, float]:
     return {"free_gb": round(shutil.disk_usage(Path.cwd()).free / 1e9, 1)}
 
@@ -169,7 +190,7 @@ def _print_report(report: dict[str, Any]) -> None:
         rows.append((f"extra {extra}", ", ".join(versions)))
     rows += [_format_device_row(name, value) for name, value in report.get("devices", {}).items()]
     rows += [("free disk space", f"{report['disk']['free_gb']} GB")] if "disk" in report else []
-    rows += list(report.get("attention", {}).items())
+    rows += [*report.get("attention", {}).items(), *report.get("products", {}).items()]
     print_table(rows, align="ll")
     for problem in report["problems"]:
         echo(f"problem: {problem}", err=True)

@@ -32,6 +32,13 @@ def split_product(x: Tensor, weight: Tensor) -> Tensor:
     return torch.bmm(x.expand(N_PARTS, -1, -1), parts).transpose(0, 1).flatten(1)
 
 
+PRODUCT_LABELS: dict[Product, str] = {  # as `triform doctor` shows them
+    F.linear: "F.linear: no other product is faster",
+    stationary_product: "weights @ transposed rows: F.linear is slow for a few rows",
+    split_product: f"{N_PARTS} parts of the weights in one batch: F.linear is slow for a few rows",
+}
+
+
 def select_product(n_rows: int, weight: Tensor) -> Product:
     """Return the fastest product of so many rows with these weights."""
     if 1 < n_rows <= MAX_STATIONARY_ROWS:
