@@ -40,6 +40,7 @@ from triform.training.train_step import TrainStep
 from triform.world import current_world, join_world
 
 SMALL_MODEL = {"model.d_model": 256, "model.d_ff": 1024, "model.n_layers": 4, "model.n_heads": 4}
+NARROW_MODEL = {"model.d_model": 8, "model.d_ff": 8, "model.n_heads": 2, "data.max_len": 2, "train.batch_size": 2}
 TINY_MODEL = {"model.d_model": 16, "model.d_ff": 32, "model.n_layers": 1, "model.n_heads": 2}
 
 
@@ -187,30 +188,45 @@ def measure_worker(report: BenchmarkReport, folder: Path) -> None:
             start_time = time.perf_counter()
             run()
             seconds.append((time.perf_counter() - start_time) / n_steps)
-        profile = profile_steps(run, n_steps)
+        with open_trainer(report, folder, "generate", "", **(settings | NARROW_MODEL)) as narrow_trainer:
+            profile = profile_steps(run, build_trainer_run(narrow_trainer, n_steps), n_steps)
         if trainer.world.is_main:
             (folder / "step.json").write_text(
                 json.dumps({"step_ms": 1e3 * min(seconds)} | profile), encoding="utf-8"
             )
 
 
-def profile_steps(run: TimedFn, n_steps: int) -> dict[str, float]:
-    """Return the milliseconds of a step in this process: operators, all-reduce, waiting, and the rest, in Python.
+def profile_steps(run: TimedFn, host_run: TimedFn, n_steps: int) -> dict[str, float]:
+    """Return the milliseconds of a step in this process by what they are spent on.
 
-    An all-reduce runs in a thread of gloo, at the same time as the backward pass. Waiting is the time in which no
-    thread of the process runs, so other programs on the machine make it longer.
+    Processor time does not depend on other programs of the machine; waiting does.
+
+    Args:
+        run: Takes steps.
+        host_run: Takes steps of a model with as many layers that is so narrow that computing takes no time.
+        n_steps: The number of steps of each.
     """
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        run()
-    events = profiler.key_averages()
-    operators = sum(event.self_cpu_time_total for event in events if event.key.startswith("aten::")) / 1e3
-    all_reduce = sum(event.cpu_time_total for event in events if event.key == "gloo:all_reduce") / 1e3
-    start_time, cpu_start_time = time.perf_counter(), time.process_time()
+    host_run()
+    _, host, _ = measure_time(host_run)
+    total, main_thread, other_threads = measure_time(run)
+    figures = {
+        "computing_ms": main_thread - host,
+        "python_ms": host,
+        "other_threads_ms": other_threads,  # with one thread for operators, those of gloo: all-reduce
+        "waiting_ms": total - main_thread,
+    }
+    return {name: 1e3 * seconds / n_steps for name, seconds in figures.items()}
+
+
+def measure_time(run: TimedFn) -> tuple[float, float, float]:
+    """Return the seconds of a call, and the processor time of this thread and of the others."""
+    start = time.perf_counter(), time.thread_time(), time.process_time()
     run()
-    total, cpu = 1e3 * (time.perf_counter() - start_time), 1e3 * (time.process_time() - cpu_start_time)
-    figures = {"operators_ms": operators, "all_reduce_ms": all_reduce, "waiting_ms": max(0.0, total - cpu)}
-    figures["python_and_rest_ms"] = max(0.0, cpu - operators)
-    return {name: value / n_steps for name, value in figures.items()}
+    total, main_thread, process = (
+        clock() - before
+        for clock, before in zip((time.perf_counter, time.thread_time, time.process_time), start, strict=True)
+    )
+    return total, main_thread, process - main_thread
 
 
 def measure_processes(report: BenchmarkReport, folder: Path) -> None:
