@@ -259,7 +259,7 @@ def test_two_empty_aligned_files_are_empty(tmp_path: Path) -> None:
 @pytest.mark.parametrize("read", [load_rows, load_pairs, load_chunks, load_lines, load_count, fingerprint])
 def test_unknown_builtin_names_offer_the_known_ones(read: Callable[[str], object]) -> None:
     assert error_message(read, "builtin:novels") == (
-        ": no such built-in set; choose from builtin:numbers, builtin:reviews, builtin:stories"
+        ": no such built-in set; choose from builtin:numbers, builtin:reviews, builtin:sentences, builtin:stories"
     )
     assert "builtin:stories/train, builtin:stories/valid, builtin:stories/test" in error_message(
         read, "builtin:stories/dev"

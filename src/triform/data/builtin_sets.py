@@ -13,7 +13,7 @@ PAIR_BUILDERS: dict[str, Callable[[str], list[tuple[str, str]]]] = {
     "numbers": builtin.numbers,
     "reviews": builtin.reviews,
 }
-TEXT_BUILDERS: dict[str, Callable[[str], str]] = {"stories": builtin.stories}
+TEXT_BUILDERS: dict[str, Callable[[str], str]] = {"sentences": builtin.sentences, "stories": builtin.stories}
 
 
 def _parse_path(path: str) -> tuple[str, str]:
@@ -49,7 +49,8 @@ def is_running_text(path: str) -> bool:
 
 def matches_task(path: str, task: str) -> bool:
     """Return whether the set was made for this task."""
-    return _parse_path(path)[0] == builtin.DEFAULT_SETS[task]
+    name = _parse_path(path)[0]
+    return task == "generate" if name in TEXT_BUILDERS else name == builtin.DEFAULT_SETS[task]
 
 
 def require_task(path: str, task: str) -> None:
