@@ -16,7 +16,7 @@ PHRASES = [
     if line[:1] != "#"
 ]
 BANNED = re.compile(rf"\b(?:{'|'.join(re.escape(phrase) for phrase in sorted(PHRASES, key=len, reverse=True))})\b")
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 SOURCE = ROOT / "src" / "triform"
 SAMPLE_TEXTS = SOURCE / "data" / "builtin"  # text to learn from, not text for the reader
 CODE_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)

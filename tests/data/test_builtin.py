@@ -14,7 +14,7 @@ from datetime import date
 import pytest
 
 from triform.data import builtin
-from triform.data.builtin import numbers, reviews, stories
+from triform.data.builtin import numbers, reviews, sentences, stories
 from triform.data.builtin.numbers import date_pair, number_pair, time_pair
 from triform.data.builtin.reviews import (
     CONTRAST_PATTERNS,
@@ -52,13 +52,13 @@ def test_the_public_names_are_sorted() -> None:
     assert builtin.__all__ == sorted(builtin.__all__)
 
 
-@pytest.mark.parametrize("load", [reviews, numbers, stories])
+@pytest.mark.parametrize("load", [reviews, numbers, sentences, stories])
 @pytest.mark.parametrize("split", SPLITS)
 def test_asking_twice_gives_the_same(load: Callable[[str], object], split: str) -> None:
     assert load(split) == load(split)
 
 
-@pytest.mark.parametrize("load", [reviews, numbers, stories])
+@pytest.mark.parametrize("load", [reviews, numbers, sentences, stories])
 def test_an_unknown_split_is_named_with_the_known_ones(load: Callable[[str], object]) -> None:
     with pytest.raises(DataError, match=r"no split 'dev'.*train, valid, test"):
         load("dev")
@@ -85,6 +85,11 @@ SHA256 = {
         "valid": "b63c91d4129bf6c607ead46eb03c66025b8133fd4e75edac9c24b0fe20b603e0",
         "test": "a5263dec2ab20810bf6c585f2c85191520c73cbb15af197ef821b2ddb06d705a",
     },
+    "sentences": {
+        "train": "f23dadb95538e80a90b65a21e860d448d5e852300fb93cd0ee67aa2efabd51fb",
+        "valid": "651fceb36a530933787c6eb6a4f1fe5f7a76a39caa4badbc2787d21c9ed26ecc",
+        "test": "956e175c2f9bd0708d2ca757dc461ef5fb481d16bb5cc5bc1161f8f390a098b7",
+    },
     "stories": {
         "train": "9722b5327c35f70a840f9a25744cba27481fa957233dfc44eb26b90cecca3532",
         "valid": "900596fc151885bc90c20679a15d7ebae2a20cf3b36baffb97501179e76e5ca4",
@@ -107,6 +112,18 @@ def test_importing_the_sets_does_no_work() -> None:
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert process.stdout.strip() == "[]"
+
+
+# ------------------------------------------------------------------------------------------ sentences
+
+
+def test_the_pronoun_of_a_sentence_is_that_of_the_name_and_splits_share_no_line() -> None:
+    splits = [sentences(split).splitlines() for split in SPLITS]
+    assert [len(set(lines)) for lines in splits] == [4000, 300, 300]
+    assert len(set().union(*splits)) == 4600
+    for line in splits[0]:
+        name, pronoun = re.match(r"(\w+) found an? .*\. (She|He) (?:took|gave|put) it ", line).groups()  # type: ignore[union-attr]
+        assert (pronoun == "She") == (name in WOMEN)
 
 
 # -------------------------------------------------------------------------------------------- reviews

@@ -75,7 +75,7 @@
       detail,
       svg('svg', {viewBox: `0 0 ${left + length * size + 16} ${top + length * size}`, role: 'img',
         'aria-label': 'Which token may read which'}, group),
-      html('figcaption', {}, 'Rows are queries, columns keys. Crossed-out cells are masked; the colour of the others is the weight in head 1 of layer 2. With padding, the last four tokens (·) are not read. Without the causal mask, tokens read words that come after them.'),
+      html('figcaption', {}, 'Rows are queries, columns keys. Grey cells are masked; the colour of the others is the weight in head 1 of layer 2. With padding, the last four tokens (·) are not read. Without the causal mask, tokens read words that come after them.'),
     );
     show();
   });

@@ -2,8 +2,8 @@
 
     Ada found a red bell near the mill. She took it home.
 
-The pronoun depends on the name, which is eight tokens before it. Nearly all other words follow from their neighbours or
-are random, so one can see which part of a model connects the pronoun with the name. `docs/transformer` uses this set.
+The pronoun depends on the name, which is nine tokens before it. Nearly all other words follow from their neighbours
+or are random, so one can see which part of a model connects the pronoun with the name. `docs/transformer` uses it.
 """
 
 from __future__ import annotations
