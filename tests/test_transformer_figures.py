@@ -24,7 +24,7 @@ FIGURES = [name for page in PAGES for name in re.findall(r'data-figure="(\w+)"',
 def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     """A narrow tab with all figures on one page."""
     requirements = {"playwright": importlib.util.find_spec("playwright"), "chromium": shutil.which("chromium")}
-    if missing := [name for name, found in requirements.items() if not found]:
+    if missing := [name for name, is_there in requirements.items() if not is_there]:
         reason = f"not installed: {', '.join(missing)}"
         pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
     from playwright.sync_api import sync_playwright

@@ -49,23 +49,23 @@ def run_page(page: str) -> list[tuple[str, str]]:
     module = ModuleType(page)
     outputs = []
     with np.printoptions():  # the pages change how numbers are printed
-        for code, shown in BLOCK.findall(PAGES[page].read_text(encoding="utf-8")):
+        for code, page_output in BLOCK.findall(PAGES[page].read_text(encoding="utf-8")):
             with contextlib.redirect_stdout(io.StringIO()) as printed:
                 exec(compile(code, page, "exec"), module.__dict__)
-            outputs.append((printed.getvalue(), shown))
+            outputs.append((printed.getvalue(), page_output))
     torch.set_printoptions(profile="default")
     return outputs
 
 
-def differs(printed: str, shown: str) -> bool:
+def differs(printed: str, page_output: str) -> bool:
     """Return whether two texts differ in more than the last digits of fractions.
 
     >>> differs("[0.10 5] a", "[0.11  5] a"), differs("[0.10 5] a", "[0.10 6] a"), differs("0.1", "0.3")
     (False, True, True)
     """
-    if "".join(NUMBER.sub("#", printed).split()) != "".join(NUMBER.sub("#", shown).split()):
+    if "".join(NUMBER.sub("#", printed).split()) != "".join(NUMBER.sub("#", page_output).split()):
         return True
-    pairs = zip(NUMBER.findall(printed), NUMBER.findall(shown), strict=True)
+    pairs = zip(NUMBER.findall(printed), NUMBER.findall(page_output), strict=True)
     return any(abs(float(a) - float(b)) > TOLERANCE * max(1, abs(float(b))) for a, b in pairs)
 
 
@@ -83,8 +83,8 @@ def test_the_blocks_of_a_page_print_what_it_shows(
     monkeypatch.chdir(workspace)
     outputs = run_page(page)
     assert outputs
-    for printed, shown in outputs:
-        assert not differs(printed, shown), f"printed:\n{printed}\nshown:\n{shown}"
+    for printed, page_output in outputs:
+        assert not differs(printed, page_output), f"printed:\n{printed}\nshown:\n{page_output}"
 
 
 def test_every_page_starts_with_the_same_block() -> None:
@@ -110,9 +110,8 @@ def find_difference(written: Any, computed: Any, path: str = "data") -> str:
         return "" if is_close else f"{path}: {written} is written, {computed} was computed"
     if isinstance(computed, dict | list | tuple) and len(written) == len(computed):
         keys = list(computed) if isinstance(computed, dict) else range(len(computed))
-        return next(
-            (found for key in keys if (found := find_difference(written[key], computed[key], f"{path}.{key}"))), ""
-        )
+        differences = (find_difference(written[key], computed[key], f"{path}.{key}") for key in keys)
+        return next(filter(None, differences), "")
     return "" if written == computed else f"{path}: {written} is written, {computed} was computed"
 
 
