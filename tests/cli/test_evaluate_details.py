@@ -68,9 +68,9 @@ def test_a_finished_run_records_the_details_of_its_validation_data(classifier: P
             for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
             if line["event"] == "details"
         ]
-        opened = load(run, device="cpu")
-        details = opened.task.evaluator.report_details(opened.task.data.load_validation_dataset([]))
-        assert details_from_dict(opened.config.task, event["details"]) == compact_details(details)
+        loaded_run = load(run, device="cpu")
+        details = loaded_run.task.evaluator.report_details(loaded_run.task.data.load_validation_dataset([]))
+        assert details_from_dict(loaded_run.config.task, event["details"]) == compact_details(details)
         page = (run / "report.html").read_text()
         assert "Where the model is wrong" in page
         for table in build_tables(details):
