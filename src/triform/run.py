@@ -108,8 +108,7 @@ class Run:
         """Return a label, a continuation or a translation for each text.
 
         Args:
-            texts: One text or several: a list, a column or another iterable of strings, or a data frame, whose
-                text column is found as in a file.
+            texts: One text, an iterable of texts, or a data frame, whose text column is found as in a file.
             top: The number of `alternatives` of each prediction: for a classifier the most probable labels, for a
                 language model the most probable next tokens after the prompt, for a translator the best hypotheses
                 of beam search, at most `beam_size`.
@@ -125,8 +124,8 @@ class Run:
             ConfigError: A setting is unknown or out of bounds, or a translator cannot give `top` hypotheses.
         """
         if not isinstance(texts, str | list | tuple):
-            texts = list(iter_texts(texts, self.config.task, resolve_in_memory(texts, self.config.data)))
-        texts = [texts] if isinstance(texts, str) else texts
+            texts = iter_texts(texts, self.config.task, resolve_in_memory(texts, self.config.data))
+        texts = [texts] if isinstance(texts, str) else list(texts)
         validate_request(texts, top, keep)
         if seed is not None:
             validate_seed(seed)
@@ -165,9 +164,8 @@ class Run:
             ConfigError: A setting is unknown, or `data` is empty and the run has no validation data.
         """
         if is_in_memory(data):
-            columns = resolve_in_memory(data, self.config.data)
-            with temporary_copy(data, self.config.task, columns) as path:
-                run = replace(self, task=self.task.with_config(replace(self.config, data=columns)))
+            with temporary_copy(data, self.config) as (path, config):
+                run = replace(self, task=self.task.with_config(config))
                 return run.evaluate_with_notices(path, decode, lines, stride, details)[0]
         return self.evaluate_with_notices(str(data), decode, lines, stride, details)[0]
 
@@ -290,16 +288,7 @@ class Run:
         with self.inference_context():
             return explain(task, text, target=target, title=self.path.name, **settings, **contents)
 
-    def export(
-        self,
-        to: str,
-        out: str | Path,
-        *,
-        license: str = "",  # noqa: A002
-        languages: Sequence[str] = (),
-        dataset: str = "",
-        base_model: str = "",
-    ) -> str:
+    def export(self, to: str, out: str | Path, **statement: Any) -> str:
         """Export the model to a folder that other programs read, and return the name of its model family.
 
         The stored fp32 weights are exported, even if the run was opened with another precision.
@@ -307,18 +296,12 @@ class Run:
         Args:
             to: "hf" for transformers, "ctranslate2" for decoders and translators, or "onnx" for classifiers.
             out: The folder to write. It must be empty or not exist.
-            license: The identifier of the licence for the model card, such as "apache-2.0".
-            languages: The languages of the texts for the model card, such as ["en", "fr"].
-            dataset: The name of the training data on the Hugging Face Hub for the model card.
-            base_model: The name of the fine-tuned model on the Hub for the model card.
+            **statement: What the model card states: `license`, `languages`, `dataset` and `base_model`, as in
+                `triform.pretrained.card_metadata.CardInfo`.
         """
-        from triform.pretrained.card_metadata import CardInfo
-        from triform.pretrained.run_export import export
+        from triform.pretrained.run_export import export_with_card
 
-        statement: dict[str, Any] = {"license": license, "dataset": dataset, "base_model": base_model}
-        metrics: Any = self.progress().get("best")
-        info = CardInfo(**statement, languages=tuple(languages), metrics=metrics)
-        return export(self._fp32_task("cpu"), to, Path(out), info)
+        return export_with_card(self._fp32_task("cpu"), to, Path(out), self.progress().get("best"), **statement)
 
     def _fp32_task(self, device: str) -> Task:
         """Return the task on a device, with its weights in fp32 as they are stored."""

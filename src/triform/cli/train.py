@@ -132,15 +132,8 @@ def train(
 
     files = {"--data": data, "--source": source, "--target": target, "--from": from_, "--embeddings": embeddings}
     settings = _settings(task, set_, files | {"--seed": seed}, valid or [])
-    options = RunOptions(
-        out=out,
-        resume=resume,
-        overwrite=overwrite,
-        device=device,
-        quiet=quiet,
-        verify=not no_verify,
-        track=track or (),
-    )
+    flags = {"resume": resume, "overwrite": overwrite, "quiet": quiet, "verify": not no_verify}
+    options = RunOptions(out=out, device=device, track=track or (), **flags)
     if dry_run or seeds is not None:
         refuse_several_processes(f"triform train {'--dry-run' if dry_run else '--seeds'}")
     if dry_run:

@@ -78,6 +78,11 @@ def export(task: Task, to: str, out: Path, info: CardInfo | None = None) -> str:
     return family
 
 
+def export_with_card(task: Task, to: str, out: Path, metrics: Any, **statement: Any) -> str:
+    """Export a task as `export` does. The card has the metrics of a run, and what the user states (`CardInfo`)."""
+    return export(task, to, out, CardInfo(metrics=metrics, **statement))
+
+
 def is_reduced_precision(model: nn.Module) -> bool:
     """Return whether a model was cast to less than fp32."""
     has_low_precision = any(parameter.dtype != torch.float32 for parameter in model.parameters())

@@ -66,12 +66,17 @@ def copy_in_memory_data(
 
 
 @contextmanager
-def temporary_copy(data: Any, task: TaskName, data_config: DataConfig) -> Iterator[str]:
-    """Write data to a temporary file that exists inside the `with` block. Errors name the data, not the file."""
+def temporary_copy(data: Any, config: Config) -> Iterator[tuple[str, Config]]:
+    """Write data to a temporary file that exists inside the `with` block. Errors name the data, not the file.
+
+    Yields:
+        The file, and the settings with which it is read.
+    """
+    data_config = resolve_in_memory(data, config.data)
     with tempfile.TemporaryDirectory(prefix="triform-") as folder:
-        path = str(write_copy(data, task, data_config, Path(folder), "data"))
+        path = str(write_copy(data, config.task, data_config, Path(folder), "data"))
         try:
-            yield path
+            yield path, replace(config, data=data_config)
         except DataError as error:
             error.args = (str(error).replace(f"{path}, line", "data, row").replace(path, "data"),)
             raise
