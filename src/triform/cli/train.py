@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from triform.cli.completion import complete_from, complete_run, complete_task
 from triform.cli.evaluate import parse_named_sets
@@ -132,7 +132,7 @@ def train(
 
     files = {"--data": data, "--source": source, "--target": target, "--from": from_, "--embeddings": embeddings}
     settings = _settings(task, set_, files | {"--seed": seed}, valid or [])
-    flags = {"resume": resume, "overwrite": overwrite, "quiet": quiet, "verify": not no_verify}
+    flags: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "quiet": quiet, "verify": not no_verify}
     options = RunOptions(out=out, device=device, track=track or (), **flags)
     if dry_run or seeds is not None:
         refuse_several_processes(f"triform train {'--dry-run' if dry_run else '--seeds'}")
