@@ -160,10 +160,10 @@ def test_copies_that_no_run_uses_are_removed(tmp_path: Path) -> None:
     ):
         Path(out, "config.toml").write_text(settings["data"]["train"])  # as a run does
         assert build_config({"data.max_len": settings["data"]["max_len"]}).data.max_len == 8
-    (kept,) = copies()
+    (first_copy,) = copies()
     with suppress(CheckpointError), copy_in_memory_data("generate", "", None, {"data": ["two"]}, out):
         assert len(copies()) == 2
         raise CheckpointError("the folder contains a run")
-    assert copies() == [kept]
+    assert copies() == [first_copy]
     with pytest.raises(ConfigError, match=r"source must be a file; pass pairs of sentences as data=zip\("):
         triform.train("translate", source=["one"], target=["un"])

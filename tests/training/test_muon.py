@@ -74,8 +74,8 @@ def test_matrices_of_blocks_move_as_torchs_muon_and_the_rest_as_adamw() -> None:
         for name, parameter in model.named_parameters():
             parameter.grad = torch.randn_like(parameter)
             weights[name].grad = parameter.grad.clone()
-        for each in (optimizer, *references):
-            each.step()
+        for stepped in (optimizer, *references):
+            stepped.step()
     for name, parameter in model.named_parameters():
         # torch computes its iterations in bf16; an update has entries of about lr * 0.2.
         tolerance = 4 * 0.02 * 0.05 if name in hidden_matrices(model) else 1e-6
@@ -99,10 +99,10 @@ def test_a_stopped_run_resumes_exactly(tmp_path: Path, stopped_after: StoppedAft
     rows = tmp_path / "rows.csv"
     rows.write_text("".join(f"{'good' if n % 2 else 'bad'},thing {n % 7}\n" for n in range(60)), encoding="utf-8")
     settings = {"optimizer": "muon", "max_steps": 8, "eval_every": 4}
-    whole = train_run(str(rows), tmp_path / "whole", settings)
+    uninterrupted = train_run(str(rows), tmp_path / "whole", settings)
     with stopped_after(3):
         train_run(str(rows), tmp_path / "stopped", settings)
-    assert_same_run(whole, train_run(str(rows), tmp_path / "stopped", {}, model={}, resume=True))
+    assert_same_run(uninterrupted, train_run(str(rows), tmp_path / "stopped", {}, model={}, resume=True))
 
 
 def test_muon_is_refused_where_it_cannot_be_used() -> None:

@@ -188,5 +188,5 @@ def _describe(value: Any) -> str:
 
 
 def _row_form_error(name: str, row: int, value: object, task: TaskName) -> DataError:
-    found = f"{format_value(value)} ({type(value).__name__})"
-    return DataError(f"{task} needs {ROW_FORMS[task]}, found {found}", path=name, line=row, unit="row")
+    description = f"{format_value(value)} ({type(value).__name__})"
+    return DataError(f"{task} needs {ROW_FORMS[task]}, found {description}", path=name, line=row, unit="row")

@@ -78,14 +78,14 @@ def orthogonalize(matrices: Tensor) -> Tensor:
         matrices: (..., rows, columns).
     """
     x = matrices.bfloat16() if matrices.is_cuda else matrices
-    is_tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if is_tall else x
+    has_more_rows = x.shape[-2] > x.shape[-1]
+    x = x.mT if has_more_rows else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=EPS)
     a, b, c = COEFFICIENTS
     for _ in range(N_ITERATIONS):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.mT if is_tall else x).to(matrices.dtype)
+    return (x.mT if has_more_rows else x).to(matrices.dtype)
 
 
 def hidden_matrices(model: nn.Module) -> set[str]:

@@ -32,7 +32,7 @@ def _use_quiet_defaults() -> None:
         os.environ.setdefault(name, value)
 
 
-class TensorBoardTracker(Tracker):
+class TensorboardTracker(Tracker):
     """Tracker that writes TensorBoard event files to RUN/tensorboard, or to a folder for the run in FOLDER."""
 
     def open(self, start: Event, step: int) -> str:
@@ -176,7 +176,7 @@ class TrackioTracker(Tracker):
 
 
 TRACKERS: dict[str, type[Tracker]] = {
-    "tensorboard": TensorBoardTracker,
+    "tensorboard": TensorboardTracker,
     "mlflow": MlflowTracker,
     "wandb": WandbTracker,
     "trackio": TrackioTracker,
