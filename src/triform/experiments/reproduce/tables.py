@@ -27,7 +27,7 @@ from triform.experiments.reproduce.values import (
     values_by_seed,
 )
 from triform.formatting import format_duration
-from triform.reporting.markdown import render_markdown_table
+from triform.reporting.markdown import fold, render_markdown_table
 
 NOT_RUN_TEXT = "not run"
 ENVIRONMENT_COLUMNS = ("command", "hardware", "software", "precision", "vocabulary", "date")
@@ -36,13 +36,16 @@ MEAN_TOLERANCE = 1e-9  # a mean that equals a target may differ from it by round
 MIN_PAIRS = 2  # variants with fewer shared seeds are not compared
 
 
-def format_section(system: ReferenceSystem, result: ExperimentResult | None, figures: Sequence[str] = ()) -> str:
+def format_section(
+    system: ReferenceSystem, result: ExperimentResult | None, figures: Sequence[str] = (), *, folded: bool = False
+) -> str:
     """Return the section of one system: results first, then findings, samples and figures, and methods last.
 
     Args:
         system: The system.
         result: Its stored result; None if it was not run.
         figures: Links to the figures of the section, as Markdown.
+        folded: Whether the reader opens tables of single validations, and texts of the models, with a click.
     """
     parts = [f"## {system.title}"]
     notes = ["**Notes**", *system.notes] if system.notes else []
@@ -60,11 +63,11 @@ def format_section(system: ReferenceSystem, result: ExperimentResult | None, fig
     ]
     if not result["quick"]:
         parts += _findings(system, result)
+    progress, texts = format_progress(result), [*_format_samples(result), *format_examples(result)]
     parts += [
         *format_length_tables(system, result),
-        *format_progress(result),
-        *_format_samples(result),
-        *format_examples(result),
+        *(fold("Validations during training", progress) if folded else progress),
+        *(fold("Texts written by the models", texts) if folded else texts),
         *figures,
         *notes,
         "**Environment**",
