@@ -54,7 +54,7 @@ def render_pages(results: Path) -> dict[str, str]:
         result = results_by_name[name]
         figures = _render_figures(system, result) if result else {}
         links = [f"![{title}]({path})" for path, (title, _) in figures.items()]
-        parts.append(format_section(system, result, links, folded=True))
+        parts.append(format_section(system, result, links, collapsed=True))
         pictures |= {path: picture for path, (_, picture) in figures.items()}
     why_result = read_result(results, WHY)
     parts += [why_section(why_result), METHODS.rstrip()]

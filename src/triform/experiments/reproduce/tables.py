@@ -37,7 +37,11 @@ MIN_PAIRS = 2  # variants with fewer shared seeds are not compared
 
 
 def format_section(
-    system: ReferenceSystem, result: ExperimentResult | None, figures: Sequence[str] = (), *, folded: bool = False
+    system: ReferenceSystem,
+    result: ExperimentResult | None,
+    figures: Sequence[str] = (),
+    *,
+    collapsed: bool = False,
 ) -> str:
     """Return the section of one system: results first, then findings, samples and figures, and methods last.
 
@@ -45,7 +49,7 @@ def format_section(
         system: The system.
         result: Its stored result; None if it was not run.
         figures: Links to the figures of the section, as Markdown.
-        folded: Whether the reader opens tables of single validations, and texts of the models, with a click.
+        collapsed: Whether the reader opens tables of single validations, and texts of the models, with a click.
     """
     parts = [f"## {system.title}"]
     notes = ["**Notes**", *system.notes] if system.notes else []
@@ -66,8 +70,8 @@ def format_section(
     progress, texts = format_progress(result), [*_format_samples(result), *format_examples(result)]
     parts += [
         *format_length_tables(system, result),
-        *(fold("Validations during training", progress) if folded else progress),
-        *(fold("Texts written by the models", texts) if folded else texts),
+        *(fold("Validations during training", progress) if collapsed else progress),
+        *(fold("Texts written by the models", texts) if collapsed else texts),
         *figures,
         *notes,
         "**Environment**",
