@@ -157,7 +157,7 @@ for first_name, second_name in (("gelu", "relu"), ("gelu", "no-positions")):
 
 # %% [markdown]
 # With $n$ seeds there are $2^n$ signs, so no p-value can be below $2 / 2^n$. That is why a study with few seeds
-# says so instead of giving a verdict. And who makes three comparisons has three chances to be lucky: the
+# says so instead of giving a verdict. Three comparisons are three chances to be lucky: the
 # corrected p-values take this into account.
 
 # %%
