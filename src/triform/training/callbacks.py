@@ -15,6 +15,7 @@
 | `diverged` | training has diverged | step, text |
 | `end` | training ended or was interrupted | step, reason, best, best_step |
 | `sample` | a prediction of the finished model | step, input, output and expected output |
+| `details` | after training: where the model is wrong on validation data | step, details |
 """
 
 from __future__ import annotations
