@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from same_runs import StoppedAfter
+from torch import distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from triform.config import TokenizerConfig
 from triform.config.settings import build_config
@@ -26,6 +28,7 @@ from triform.tasks.losses import r_drop_loss
 from triform.text import BpeTokenizer, train_tokenizer
 from triform.text.bpe_dropout import N_VERSIONS, BpeDropoutTokenizer, build_dropout_versions
 from triform.training.ensemble import must_train_alone
+from triform.training.sharded_step import ShardedTrainStep
 from triform.training.train_step import TrainStep
 
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.2}
@@ -84,6 +87,24 @@ def test_the_average_is_that_of_all_weights_there_were(rows: str, tmp_path: Path
             )
             torch.testing.assert_close(p.detach(), expected)
     assert all(p.equal(old) for p, old in zip(prepared_task.task.model.parameters(), before, strict=True))
+
+
+def test_a_validation_leaves_the_average_of_one_sharded_process_as_it_is(rows: str, tmp_path: Path) -> None:
+    settings = {"task": "classify", "data.train": rows, "train.ema_decay": 0.8, "train.log_every": 1}
+    settings |= {f"model.{name}": value for name, value in MODEL.items()}
+    prepared_task = TASKS["classify"].prepare(build_config(settings), tmp_path / "run")
+    distributed.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    try:
+        train_step = ShardedTrainStep(prepared_task.task, prepared_task.train, max_steps=1)
+        for average in train_step.ema:
+            average.fill_(0.5)
+        for _ in range(2):
+            with train_step.use_ema_weights(1):
+                weights = [p.detach().clone() for p in prepared_task.task.model.parameters()]
+            assert all(torch.allclose(weight, torch.tensor(2.5)) for weight in weights)
+        assert all(bool((average == 0.5).all()) for average in train_step.ema)
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_what_is_kept_is_the_average_and_what_goes_on_is_not(rows: str, tmp_path: Path) -> None:

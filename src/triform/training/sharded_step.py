@@ -90,7 +90,8 @@ class ShardedTrainStep(DataParallelTrainStep):
                 if (average := averages.get(sharded)) is None:
                     full.copy_(full_tensor(sharded))
                 else:
-                    full.copy_(full_tensor(average, like=sharded).div_(bias_correction))
+                    # Of one process, the whole tensor is the average itself, which must not change.
+                    full.copy_(full_tensor(average, like=sharded)).div_(bias_correction)
         try:
             yield
         finally:
