@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from triform.config import DataConfig
 from triform.config.settings import build_config, coerce_setting
-from triform.data import files, readers
+from triform.data import files, readers, tables
 from triform.data.inputs import read_inputs
 from triform.data.preview import guess_task, preview_data
 from triform.errors import ConfigError, DataError
@@ -73,7 +76,37 @@ def test_a_table_of_one_column_stays_one_column(tmp_path: Path) -> None:
     ]
 
 
+def test_the_delimiter_of_long_texts_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    previous_limit = csv.field_size_limit(131_072)  # the default of Python
+    try:
+        path = write(tmp_path / "rows.csv", f"text;label\n{'a, b ' * 40_000};pos\nshort, too;neg\n")
+        assert [label for _, label in read_labelled(path)] == ["pos", "neg"]
+    finally:
+        csv.field_size_limit(previous_limit)
+    monkeypatch.setattr(tables, "MAX_SAMPLE_CHARS", 10)
+    head = tables._read_head(iter(["a;b\n"] * 100))
+    assert len(head) == 3, "the lines that are read to find the delimiter are limited in size too"
+
+
 # -- folders of text files
+
+
+def test_shards_runs_and_an_empty_name_are_no_folders_of_text_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "shards" / "README.md", "What these tokens are.")
+    assert files.kind_from_name("shards") == "texts"
+    write(tmp_path / "shards" / "manifest.json", "{}")
+    write(tmp_path / "run" / "config.toml", "")
+    write(tmp_path / "run" / "notes.txt", "a note")
+    assert [files.kind_from_name(name) for name in ("shards", "run", "")] == [None, None, None]
+
+
+@pytest.mark.skipif(os.name != "posix" or sys.platform == "darwin", reason="names of files are UTF-8 here")
+def test_a_name_that_is_not_utf8_does_not_stop_the_fingerprint(tmp_path: Path) -> None:
+    write(tmp_path / os.fsdecode(b"caf\xe9.txt"), "one")
+    assert len(readers.fingerprint(str(tmp_path))) == 16
 
 
 def test_subfolders_are_labels_and_files_are_documents(tmp_path: Path) -> None:

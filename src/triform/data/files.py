@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal, TypeVar, cast
 
 from triform.config.merging import is_url
-from triform.data.folders import COMPRESSION_SUFFIXES, folder_kind, list_members
+from triform.data.folders import COMPRESSION_SUFFIXES, SHARDS_MANIFEST, folder_kind, list_members
 from triform.data.remote import open_remote, remote_version
 from triform.errors import DataError, require_package
 
@@ -41,7 +41,6 @@ T = TypeVar("T")
 BUILTIN_PREFIX = "builtin:"
 MIN_CACHED_BYTES = 1 << 22  # bytes; results for smaller files are not worth caching
 MAX_LINE_BYTES = 1 << 26  # bytes of a line or of a row of a table
-SHARDS_MANIFEST = "manifest.json"  # in a folder of token shards
 BLOCK_SIZE = 1 << 20  # bytes read at once; a chunk of text has about as many characters
 
 
@@ -283,4 +282,4 @@ def content_sha256(path: str) -> str:
 
 
 def _digest_texts(texts: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+    return hashlib.sha256("\n".join(texts).encode(errors="surrogateescape")).hexdigest()

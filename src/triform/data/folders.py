@@ -19,6 +19,7 @@ TEXT_SUFFIXES = ("", ".txt", ".text", ".md")  # of the files in a folder of text
 COMPRESSION_SUFFIXES = (".gz", ".zst")
 DATASET_STATE, DATASET_INFO, DATASET_SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 RUN_FILE = "config.toml"  # a run folder has it
+SHARDS_MANIFEST = "manifest.json"  # a folder of token shards has it
 
 
 def folder_kind(path: str) -> FolderKind | None:
@@ -28,7 +29,9 @@ def folder_kind(path: str) -> FolderKind | None:
         DataError: The folder has several splits, one of which must be named.
     """
     folder = Path(path)
-    if "\0" in path or not folder.is_dir() or (folder / RUN_FILE).exists():
+    if not path or "\0" in path or not folder.is_dir():
+        return None
+    if (folder / RUN_FILE).exists() or (folder / SHARDS_MANIFEST).exists():
         return None
     if (folder / DATASET_SPLITS).exists():
         splits = _read_json(folder / DATASET_SPLITS).get("splits")

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import msgspec
 
 from triform.config.merging import is_url
-from triform.data.files import BLOCK_SIZE, SHARDS_MANIFEST, kind_from_name
+from triform.data.files import BLOCK_SIZE, kind_from_name
+from triform.data.folders import SHARDS_MANIFEST
 from triform.data.remote import read_remote
 from triform.errors import DataError
 from triform.io.files import write_bytes

@@ -22,7 +22,6 @@ from triform.errors import DataError
 
 MAX_SAMPLE_ROWS = 1000
 MAX_SAMPLE_CHARS = 1 << 22
-
 MAX_HEAD_LINES = 1000  # lines from which the delimiter of a .csv file is detected
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}  # by the values of `data.delimiter`
 DELIMITER_NAMES = {character: name for name, character in DELIMITERS.items()}
@@ -37,8 +36,9 @@ def _open_table(path: str, kind: FileKind, delimiter: str) -> tuple[str, Iterato
     """Return the name of the delimiter of a table, and its rows."""
     if kind == "tsv":
         return "tab", _read_tsv_rows(path)
+    csv.field_size_limit(max(MAX_LINE_BYTES, csv.field_size_limit()))
     text_lines = iter_text_lines(path)
-    head, line = list(islice(text_lines, MAX_HEAD_LINES)), 1
+    head, line = _read_head(text_lines), 1
     if head and (declared := DELIMITER_LINE.fullmatch(head[0])):  # a line that Excel writes and reads
         delimiter = DELIMITER_NAMES[declared[1]] if delimiter == "auto" else delimiter
         del head[0]
@@ -47,9 +47,20 @@ def _open_table(path: str, kind: FileKind, delimiter: str) -> tuple[str, Iterato
     return delimiter, _read_csv_rows(path, chain(head, text_lines), DELIMITERS[delimiter], line)
 
 
+def _read_head(text_lines: Iterator[str]) -> list[str]:
+    """Return the first lines, from which the delimiter is detected."""
+    head: list[str] = []
+    n_chars = 0
+    for text in islice(text_lines, MAX_HEAD_LINES):
+        head.append(text)
+        n_chars += len(text)
+        if n_chars > MAX_SAMPLE_CHARS:
+            break
+    return head
+
+
 def _read_csv_rows(path: str, text_lines: Iterable[str], delimiter: str, line: int) -> Iterator[NumberedRow]:
     """Yield the rows of CSV lines, the first of which is line number `line`."""
-    csv.field_size_limit(max(MAX_LINE_BYTES, csv.field_size_limit()))
     row_chars = 0  # characters of the current row
 
     def lines() -> Iterator[str]:
