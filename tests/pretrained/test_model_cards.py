@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 import triform
+from triform.config import DataConfig
 from triform.errors import CheckpointError, ConfigError
 from triform.pretrained.card_metadata import CardInfo, build_metadata, format_front_matter
 from triform.pretrained.hub_upload import push_folder
+from triform.pretrained.model_card import _describe_training
 
 hub = pytest.importorskip("huggingface_hub")
 
@@ -53,6 +55,13 @@ def test_a_card_without_statements_is_valid_too() -> None:
     metrics = {"loss": float("nan"), "bleu": 31.5, "tokens": 3.0}
     metadata = build_metadata("hf", config, "x", CardInfo(metrics=metrics))
     assert metadata["metrics"] == ["bleu"]  # neither what is not finite nor what is no metric
+
+
+def test_a_card_names_data_without_its_folder_and_without_a_key() -> None:
+    config = triform.Config(task="translate", data=DataConfig(train="https://host/get?key=secret&f=x.csv"))
+    metadata = build_metadata("hf", config, "x", CardInfo(metrics={"bleu": 31.5}))
+    assert metadata["model-index"][0]["results"][0]["dataset"]["name"] == "get"
+    assert "secret" not in _describe_training(config, CardInfo())
 
 
 @pytest.mark.parametrize(
@@ -98,7 +107,8 @@ def test_an_upload_creates_the_repository_and_sends_only_the_model(
     ]
     upload = calls[2][1]
     assert (upload["repo_id"], upload["folder_path"]) == ("me/reviews", folder)
-    names = ["README.md", "model.safetensors", "checkpoints/step-1/tensors.safetensors", "optimizer.pt", ".cache/x"]
+    state = ["checkpoints/step-1/tensors.safetensors", "optimizer.pt", ".cache/x", "data_copies/train-1.jsonl"]
+    names = ["README.md", "model.safetensors", *state, *(f"runs/reviews/{name}" for name in state)]
     sent = list(hub.utils.filter_repo_objects(names, ignore_patterns=upload["ignore_patterns"]))
     assert sent == ["README.md", "model.safetensors"]
 

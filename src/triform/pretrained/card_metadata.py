@@ -13,8 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from triform.config import Config, TaskName
+from triform.config.merging import is_url
 from triform.errors import ConfigError
 
 PIPELINE_TAGS: dict[TaskName, str] = {
@@ -100,8 +102,18 @@ def _describe_dataset(config: Config, info: CardInfo) -> dict[str, str]:
     """Return the dataset of the metrics. Without a name, it is that of the file, without its folder."""
     data = config.data
     file = data.valid or data.valid_source or data.train or data.source or "validation data"
-    name = info.dataset or (file if file.startswith("builtin:") else Path(file).name)
-    return {"type": info.dataset or "custom", "name": name, "split": "validation"}
+    return {"type": info.dataset or "custom", "name": info.dataset or public_name(file), "split": "validation"}
+
+
+def public_name(file: str) -> str:
+    """Return the name of a data file without its folder, and without the query of an address, which may be a key.
+
+    >>> public_name("/home/ada/reviews.csv"), public_name("https://host/reviews.csv?key=secret")
+    ('reviews.csv', 'reviews.csv')
+    """
+    if file.startswith("builtin:"):
+        return file
+    return Path(urlsplit(file).path if is_url(file) else file).name
 
 
 def format_front_matter(metadata: Mapping[str, Any]) -> str:

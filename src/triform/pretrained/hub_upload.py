@@ -6,18 +6,23 @@ import re
 from pathlib import Path
 
 from triform.errors import CheckpointError, ConfigError, require_package
-from triform.io.run_layout import CONFIG_FILE
+from triform.io.run_layout import (
+    CHECKPOINTS_FOLDER,
+    CONFIG_FILE,
+    DATA_FOLDER,
+    SHARD_FILES,
+    TENSORS_FILE,
+    TOKENS_FOLDER,
+)
 
 REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-# Never uploaded, should they be in the folder: training state, copies of data, hidden files.
+# Never uploaded, should they be in the folder or below it: training state, copies of data, hidden files. In these
+# patterns, * also stands for slashes.
 IGNORED_PATTERNS = [
-    "checkpoints/**",
+    *(f"{start}{name}/*" for name in (CHECKPOINTS_FOLDER, DATA_FOLDER, TOKENS_FOLDER) for start in ("", "*/")),
+    *(f"{start}{name}" for name in (TENSORS_FILE, SHARD_FILES, ".*") for start in ("", "*/")),
     "*.pt",
     "*optimizer*",
-    "tensors*.safetensors",
-    "data_copies/**",
-    ".*",
-    "**/.*",
 ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from triform.config import Config, TaskName
-from triform.pretrained.card_metadata import CardInfo, build_metadata, format_front_matter
+from triform.pretrained.card_metadata import CardInfo, build_metadata, format_front_matter, public_name
 from triform.text import Tokenizer
 from triform.text.spm import SentencePieceTokenizer
 
@@ -197,8 +197,7 @@ def build_model_card(
 def _describe_training(config: Config, info: CardInfo) -> str:
     """Return sections about the data, the licence and the metrics."""
     files = (config.data.train or config.data.source or "unknown", config.data.target)
-    names = [name if name.startswith("builtin:") else Path(name).name for name in files if name]
-    data = f"`{info.dataset}`" if info.dataset else ", ".join(f"`{name}`" for name in names)
+    data = f"`{info.dataset}`" if info.dataset else ", ".join(f"`{public_name(name)}`" for name in files if name)
     base = f" It was fine-tuned from `{info.base_model}`." if info.base_model else ""
     licence = f"`{info.license}`" if info.license else "not stated"
     text = f"\n## Training\n\nTraining data: {data}.{base} Licence: {licence}.\n"
