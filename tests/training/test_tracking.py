@@ -203,6 +203,34 @@ def test_a_training_that_fails_ends_its_tracked_run_as_failed(
     assert statuses == ["failed"]
 
 
+def test_resuming_a_run_that_has_ended_does_not_open_its_tracked_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    class Recording(tracking.Tracker):
+        def open(self, start: Event, step: int) -> str:
+            calls.append(f"open {step}")
+            return "id"
+
+        def log(self, values: dict[str, float], step: int) -> None:
+            pass
+
+        def finish(self, status: str, summary: dict[str, Any]) -> None:
+            calls.append(status)
+
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", Recording)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    options: dict[str, Any] = {**TINY, "out": tmp_path / "run", "track": "wandb", "quiet": True}
+    run = triform.train("classify", **options)
+    (run.path / "report.html").unlink()  # as if the process had been killed before the report was written
+    triform.train("classify", resume=True, **options)
+    assert (run.path / "report.html").exists()
+    assert calls == ["open 0", "finished"]
+    triform.train("classify", resume=True, **options | {"train": TINY["train"] | {"max_steps": 8}})
+    assert calls == ["open 0", "finished", "open 6", "finished"]
+
+
 def test_a_bad_request_is_refused_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="unknown tracker 'neptune'; choose from tensorboard, mlflow, wandb"):
         parse_trackers(["neptune=x"])

@@ -73,7 +73,7 @@ class MlflowTracker(Tracker):
             uri = f"sqlite:///{folder / 'mlflow.db'}"
         self.client = MlflowClient(uri)
         if self.run_id:
-            self.client.update_run(self.run_id, status="running".upper())
+            self.client.update_run(self.run_id, status="RUNNING")
             return self.run_id
         experiment = self.client.get_experiment_by_name(PROJECT)
         experiment_id = experiment.experiment_id if experiment else self.client.create_experiment(PROJECT)

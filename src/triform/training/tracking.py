@@ -1,9 +1,9 @@
 """Trackers: callbacks that log a run to TensorBoard, MLflow, Weights & Biases or trackio.
 
-A tracker opens its run at the first event, logs every `train`, `valid` and `monitor` event, and stores the id of
-its run in each checkpoint, so that a resumed run continues in the same place. Only the main process has trackers. A
-tracker that fails is switched off with one warning, and training continues. `triform.training.trackers` has one
-class for each package.
+A tracker opens its run at the start, logs every `train`, `valid` and `monitor` event, and stores the id of its run
+in each checkpoint. A resumed run continues in the same place, as soon as there is something to log. Only the main
+process has trackers. A tracker that fails is switched off with one warning, and training continues.
+`triform.training.trackers` has one class for each package.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ TRACKER_PACKAGES = {  # the package that each tracker imports
     "trackio": "trackio",
 }
 PROJECT = "triform"  # the name of the experiment or project in which runs are logged
+LOGGED_EVENTS = ("train", "valid", "monitor")
 UNLOGGED_FIELDS = ("event", "step", "set", "rows")
 
 
@@ -98,6 +99,7 @@ class Tracker(Callback):
         self.spec, self.config, self.folder, self.stream = spec, config, folder, stream
         self.run_id = ""  # the run of the package; empty until it is opened
         self.is_open = self.is_disabled = False
+        self._resume_event: Event | None = None  # until the run is opened again
 
     @property
     def run_name(self) -> str:
@@ -137,13 +139,17 @@ class Tracker(Callback):
         kind = event["event"]
         if self.is_disabled:
             return
+        if kind == "resume":  # a run that has ended already may be resumed, and then nothing follows
+            self._resume_event = event
+            return
         with self._without_failing():
-            if kind in ("start", "resume") and not self.is_open:
-                self.run_id = self.open(event, int(event.get("step", 0)))
-                self.is_open = True
-            elif not self.is_open:
+            start = event if kind == "start" else self._resume_event
+            if start is not None and kind in ("start", *LOGGED_EVENTS, "end"):
+                self.run_id = self.open(start, int(start.get("step", 0)))
+                self.is_open, self._resume_event = True, None
+            if not self.is_open:
                 return
-            elif kind in ("train", "valid", "monitor"):
+            if kind in LOGGED_EVENTS:
                 name = {"train": "train", "valid": self.config.data.valid_name}.get(kind) or event["set"]
                 name = "train_set" if kind == "monitor" and name == "train" else name
                 self.log({f"{name}/{field}": value for field, value in _numbers(event).items()}, event["step"])
