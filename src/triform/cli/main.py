@@ -110,7 +110,8 @@ def root_options(
         triform predict runs/reviews "A wonderful film."
     """
     command = context.invoked_subcommand
-    if "WORLD_SIZE" in os.environ and command not in SHARED_COMMANDS:
+    is_torchrun = os.environ.keys() >= {"WORLD_SIZE", "RANK", "LOCAL_RANK"}  # clusters may set some of them
+    if is_torchrun and command not in SHARED_COMMANDS:
         from triform.world import refuse_several_processes
 
         refuse_several_processes(f"triform {command}")
