@@ -1,4 +1,4 @@
-"""PredictionList, with notes about input that the model could not read."""
+"""Predictions, with notes about input that the model could not read."""
 
 from __future__ import annotations
 
