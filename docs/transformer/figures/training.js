@@ -44,7 +44,7 @@
       line.setAttribute('x1', x(steps[index]));
       line.setAttribute('x2', x(steps[index]));
       legend.replaceChildren(...distances.map(({name, gradients}, i) => html('span', {class: `step-series-${i}`},
-        `${names[name]} ${gradients[steps[index]] < 0.01 ? gradients[steps[index]].toExponential(1) : number(gradients[steps[index]])}`)));
+        `${names[name]} ${gradients[steps[index]] < 0.001 ? gradients[steps[index]].toExponential(1) : number(gradients[steps[index]], 3)}`)));
     };
     figure.append(
       slider('distance', {min: 0, max: steps.length - 1, step: 1, value: steps.length - 1}, (i) => `${steps[i]} tokens`, show), legend,
