@@ -38,13 +38,14 @@
     const x = (distance) => left + Math.log2(distance) / Math.log2(steps.at(-1)) * (right - left);
     const y = (gradient) => top - Math.log10(gradient) / 6 * (bottom - top);
     const names = {rnn: 'RNN', gru: 'GRU', lstm: 'LSTM', transformer: 'Transformer'};
+    const short = (value) => (value < 0.001 ? value.toExponential(1) : number(value, value < 0.1 ? 3 : 2));
     const line = svg('line', {y1: top, y2: bottom, class: 'step-cursor'});
     const legend = html('div', {class: 'step-legend', 'aria-live': 'polite'});
     const show = (index) => {
       line.setAttribute('x1', x(steps[index]));
       line.setAttribute('x2', x(steps[index]));
       legend.replaceChildren(...distances.map(({name, gradients}, i) => html('span', {class: `step-series-${i}`},
-        `${names[name]} ${gradients[steps[index]] < 0.001 ? gradients[steps[index]].toExponential(1) : number(gradients[steps[index]], 3)}`)));
+        `${names[name]} ${short(gradients[steps[index]])}`)));
     };
     figure.append(
       slider('distance', {min: 0, max: steps.length - 1, step: 1, value: steps.length - 1}, (i) => `${steps[i]} tokens`, show), legend,
