@@ -450,19 +450,19 @@ def test_a_full_disk_stops_with_one_line_and_resume_ends_the_same(
 def test_a_disk_that_fills_up_later_keeps_the_checkpoint_before(
     train: Command, tmp_path: Path, files: Files, classifier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from triform.training import tensors as tensor_files
+    from triform.training import run_folder
 
-    run, save = tmp_path / "run", tensor_files.save_file
+    run, save = tmp_path / "run", run_folder.save_tensors
     arguments = ("classify", "--data", files.csv, "--out", run)
 
-    def raise_disk_full(tensors: Any, path: Path, about: Any = None) -> None:
+    def raise_disk_full(path: Path, tensors: Any) -> None:
         if path.parent.name.endswith(".part") and (run / "checkpoints" / "step-000000002").exists():
             path.write_bytes(b"half of")
             raise OSError(errno.ENOSPC, "No space left on device")
-        save(tensors, path, about)
+        save(path, tensors)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tensor_files, "save_file", raise_disk_full)
+        patch.setattr(run_folder, "save_tensors", raise_disk_full)
         line = train(*arguments).last_line
     assert "cannot be written: No space left on device; the last checkpoint is intact" in line
     assert "continue with --resume" in line

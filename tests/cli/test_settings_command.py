@@ -34,7 +34,7 @@ def test_a_name_prints_everything_about_it(triform: Command, name: str) -> None:
         "  meaning     The decay rates of the two moving averages of Adam.",
         "  type        list of numbers, 0 to 1",
         "  default     0.9,0.98",
-        "  applies to  train.optimizer=adam or adamw",
+        "  applies to  train.optimizer=adam, adamw or muon",
     ]
 
 

@@ -72,6 +72,7 @@ UNSUPPORTED_DATA: dict[str, Any] = {
     "source_column": "1",
     "target_column": "2",
     "header": "no",
+    "delimiter": "semicolon",
     "valid_fraction": 0.3,
     "valid_name": "dev",
     "monitor": ("far=far.csv",),

@@ -64,7 +64,9 @@ def connect() -> Iterator[Connect]:
 def run_server(options: ServerOptions) -> Iterator[str]:
     """Run a server in a thread and yield its address, which has no final slash."""
     app = create_app(options)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, http="h11", log_level="warning", timeout_graceful_shutdown=1)
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     deadline = time.monotonic() + 30

@@ -52,9 +52,9 @@ def test_the_server_prints_its_address_and_answers_running_requests_before_it_st
     line = json.loads(process.stdout.readline())
     assert set(line) == {"address"}
     address = line["address"]
-    assert httpx.get(f"{address}/health", timeout=60).json()["status"] == "ok"
+    assert httpx.get(f"{address}/health", timeout=300).json()["status"] == "ok"
     body = {"prompt": "amber birch", "max_tokens": 500, "temperature": 0}
-    with ThreadPoolExecutor() as pool, httpx.Client(base_url=address, timeout=60) as client:
+    with ThreadPoolExecutor() as pool, httpx.Client(base_url=address, timeout=300) as client:
         endless = pool.submit(client.post, "/v1/completions", json={**body, "max_tokens": 1_000_000})
         while "triform_requests_running 2" not in client.get("/metrics").text:
             assert not endless.done()
@@ -68,7 +68,7 @@ def test_the_server_prints_its_address_and_answers_running_requests_before_it_st
         assert endless.result().json()["error"]["message"].startswith("the server was stopped")
     assert remaining[-1] == "data: [DONE]"
     assert json.loads(remaining[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, out, err) == (130, "", "triform: the server has stopped\n")
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{address}/health")
@@ -82,7 +82,7 @@ def test_the_studio_opens_the_page_with_its_token(start: Any, tmp_path: Path) ->
     assert lines[1] == f"opened {lines[0].split()[0]}\n"
     assert (tmp_path / "runs").is_dir()  # an empty folder for the runs to come
     process.send_signal(signal.SIGHUP)  # the terminal was closed
-    assert process.communicate(timeout=60)[1] == "triform: the server has stopped\n"
+    assert process.communicate(timeout=300)[1] == "triform: the server has stopped\n"
     assert process.returncode == 130
 
 

@@ -116,6 +116,7 @@ def push(
     extra hf and a token (hf auth login, or the environment variable HF_TOKEN).
 
     Examples:
+        triform convert push exported OWNER/reviews
         triform convert push exported OWNER/reviews --private
     """
     from triform.pretrained.hub_upload import push_folder

@@ -25,7 +25,7 @@ OPTIONAL_PACKAGES = {  # the packages of each extra
     "plot": ("matplotlib",),
     "search": ("optuna",),
     "sentencepiece": ("sentencepiece",),
-    "track": ("mlflow-skinny", "tensorboard", "trackio", "wandb"),
+    "track": ("alembic", "mlflow-skinny", "sqlalchemy", "tensorboard", "trackio", "wandb"),
     "vectors": ("gensim",),
 }
 

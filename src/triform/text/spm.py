@@ -70,7 +70,9 @@ class SentencePieceTokenizer(Tokenizer):
         return [[code, *row] if code else row for code, row in zip(language_codes, rows, strict=True)]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return str(self._processor.decode_pieces(visible_pieces(tokens, self, self._special_ids)))
+        text = str(self._processor.decode_pieces(visible_pieces(tokens, self, self._special_ids)))
+        # The vocabulary of Marian has pieces of the other language, whose spaces stay as they are.
+        return text if self._ids is None else text.replace("▁", " ").strip()
 
     def format_piece(self, token: int) -> str:
         return self._pieces[token].replace("▁", " ")
