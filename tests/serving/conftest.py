@@ -65,7 +65,7 @@ def run_server(options: ServerOptions) -> Iterator[str]:
     """Run a server in a thread and yield its address, which has no final slash."""
     app = create_app(options)
     server = uvicorn.Server(
-        uvicorn.Config(app, port=0, http="h11", log_level="warning", timeout_graceful_shutdown=1)
+        uvicorn.Config(app, port=0, loop="asyncio", http="h11", log_level="warning", timeout_graceful_shutdown=1)
     )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -80,7 +80,7 @@ class Predictions(msgspec.Struct, kw_only=True):
         n_rows: The number of rows, pairs or tokens that the details are about.
         details: Where the model is wrong, as in `details` of `triform evaluate --details --json`.
         tables: The details as the page shows them.
-        samples: Translations next to the expected ones, or generated texts. A classifier has none.
+        samples: Translations or labels next to the expected ones, or generated texts.
     """
 
     n_rows: int
@@ -195,11 +195,12 @@ def predict_validation_rows(run: Run) -> Predictions:
 
 
 def _make_samples(run: Run, data: Any) -> list[Sample]:
-    if run.config.task == "classify":
-        return []
-    if run.config.task == "generate":
+    if run.config.task != "translate":
         samples = run.task.predictor.sample_predictions(data)
-        return [Sample(step=None, input=item["input"], output=item["output"], expected=None) for item in samples]
+        return [
+            Sample(step=None, input=item["input"], output=item["output"], expected=item.get("expected"))
+            for item in samples
+        ]
     pairs = data.raw_pairs[:MAX_SHOWN_ROWS]
     outputs = [prediction.output for prediction in run.predict([pair.source for pair in pairs])]
     return [
