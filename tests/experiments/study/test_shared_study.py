@@ -32,14 +32,18 @@ model.window = 2
 [tests]
 more = "more.tsv"
 """
-# A worker that stops itself after its first checkpoint: it keeps its lock and makes no progress.
+# A worker that stops itself when its first checkpoint is on disk: it keeps its lock and makes no progress.
 STOPPED_WORKER = """
-import os, signal
+import os, signal, time
+from pathlib import Path
 from triform.cli.main import main
+from triform.training.run_folder import RunFolder
 from triform.training.trainer import Trainer
 step = Trainer.step
 def stop_then_step(trainer):
     if trainer.progress.step == 15:
+        while not RunFolder(Path("out/plain/seed-0")).latest_checkpoint():
+            time.sleep(0.01)  # another thread writes it
         os.kill(os.getpid(), signal.SIGSTOP)
     step(trainer)
 Trainer.step = stop_then_step
