@@ -61,7 +61,12 @@ def test_an_uploaded_table_is_inspected(client: TestClient) -> None:
         ("story.txt", "Once upon a time.\n\nThe end.\n", "generate", "text: text"),
         ("pairs.tsv", "en\tfr\nhello\tbonjour\n", "translate", "en: source, fr: target"),
         ("train.en", "hello\nyes\n", "generate", "text: text"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "a", "label": 1}\n'), "classify", "text: text, label: label"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b'{"text": "a", "label": 1}\n', mtime=0),
+            "classify",
+            "text: text, label: label",
+        ),
         ("b.json", '{"id": 1, "src": "a", "tgt": "b"}', "translate", "id: , src: source, tgt: target"),
         ("c.tsv", "good\tyes\nbad\tno\nfine\tyes\n", "classify", "column 1: text, column 2: label"),
     ],
