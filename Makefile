@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --timeout 600
 SCHEMA := $(BIN)/check-jsonschema --quiet --builtin-schema vendor
 
 INPUTS ?= 20000
@@ -19,11 +20,13 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev lint types
 	@echo "== Running the tests"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --timeout 600
+	@$(PYTEST); code=$$?; \
+	if [ $$code -eq 1 ]; then echo "== Running the failed tests once more, one at a time"; \
+	$(PYTEST) --numprocesses 0 --last-failed --last-failed-no-failures none; else exit $$code; fi
 
 coverage: $(VENV)/.installed-dev
 	@echo "== Running the tests and counting the lines that they run (longer than make test)"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --timeout 600 --cov --cov-report=
+	@$(PYTEST) --cov --cov-report=
 	@$(BIN)/coverage json --quiet -o .coverage.json
 	@$(BIN)/python tests/check_coverage.py .coverage.json
 
