@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 SCRIPT = Path(__file__).parent / "train_runs.py"
-TIMEOUT_SECONDS = 120  # of a launch; a hanging one fails its test
+TIMEOUT_SECONDS = 400  # of a launch; a hanging one fails its test
 
 
 def torchrun_command(n_processes: int, *arguments: str, options: Sequence[str] = ("--standalone",)) -> list[str]:

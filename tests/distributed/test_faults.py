@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from launching import SCRIPT, child_environment, torchrun, triform_errors
+from launching import SCRIPT, torchrun, triform_errors
 from safetensors.torch import load_file
 
 import triform
 from triform import world
 from triform.errors import RunInterruptedError
+from triform.training.distributed_step import PartitionedTrainStep
+from triform.training.trainer import Trainer
 
 N_ROWS, BATCH_SIZE, STEPS = 45, 5, 18  # two epochs of nine steps
 
@@ -63,15 +64,43 @@ def count_rows(folder: Path) -> list[Counter[int]]:
     return epochs
 
 
-def test_a_run_survives_a_killed_process_a_stop_and_another_number_of_processes(tmp_path: Path) -> None:
+def train_alone(run: dict[str, Any], folder: Path, patch: pytest.MonkeyPatch, stop_at: int = -1) -> None:
+    """Train in this process, record the rows as `train_runs.py` does, and stop before a step as Ctrl-C does."""
+    collate_part, original_step = PartitionedTrainStep.collate_part, Trainer.step
+
+    def record_part(self: PartitionedTrainStep, indices: Any, part: int, n_parts: int) -> Any:
+        rows = np.array_split(indices, n_parts)[part].tolist()
+        with (folder / "seen-alone.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": self.n_steps, "attempt": 0, "rows": rows}) + "\n")
+        return collate_part(self, indices, part, n_parts)
+
+    def stop_or_step(self: Trainer) -> None:
+        original_step(self)
+        if self.progress.step == stop_at:
+            self.stop()
+
+    with patch.context() as context:
+        context.setattr(PartitionedTrainStep, "collate_part", record_part)
+        context.setattr(Trainer, "step", stop_or_step)
+        arguments = {key: value for key, value in run.items() if key != "name"}
+        triform.train(**arguments, out=str(folder / run["name"]), device="cpu", quiet=True)
+
+
+def test_a_run_survives_a_killed_process_a_stop_and_other_numbers_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_rows(tmp_path / "rows.csv")
     exact = build_run(tmp_path, **{"train.exact": True})
-    triform.train(**{key: value for key, value in exact.items() if key != "name"}, out=str(tmp_path / "alone"))
+    (tmp_path / "expected").mkdir()
+    train_alone(exact, tmp_path / "expected", monkeypatch)
+    with pytest.raises(RunInterruptedError, match="stopped at step 3, and everything is saved"):
+        train_alone(exact, tmp_path, monkeypatch, stop_at=3)
     faults = [
         {"step": 6, "rank": 1, "fault": "kill"},
         {"step": 11, "rank": 1, "fault": "terminate", "attempt": 1},
     ]
-    stopped = launch(2, tmp_path, [exact | {"faults": faults, "quiet": False}], "--max-restarts=1")
+    continued = exact | {"resume": True}
+    stopped = launch(2, tmp_path, [continued | {"faults": faults, "quiet": False}], "--max-restarts=1")
     assert stopped.returncode != 0
     assert stopped.stderr.count(f"{STEPS} steps, 2 processes (train.exact)\n") == 2  # one process of each attempt
     errors = triform_errors(stopped)
@@ -80,21 +109,23 @@ def test_a_run_survives_a_killed_process_a_stop_and_another_number_of_processes(
     assert len(errors) == 2
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
     assert checkpoint.name == "step-000000013"
-    (tmp_path / "runs.json").write_text(json.dumps([exact | {"resume": True}]), encoding="utf-8")
-    subprocess.run([sys.executable, str(SCRIPT), str(tmp_path)], check=True, env=child_environment())
-    for epoch in count_rows(tmp_path):
-        assert epoch == Counter(range(N_ROWS))
-    weights, expected = (load_file(tmp_path / name / "model.safetensors") for name in ("run", "alone"))
+    train_alone(continued, tmp_path, monkeypatch)
+    for folder in (tmp_path / "expected", tmp_path):
+        for epoch in count_rows(folder):
+            assert epoch == Counter(range(N_ROWS))
+    weights, expected = (
+        load_file(folder / "run" / "model.safetensors") for folder in (tmp_path, tmp_path / "expected")
+    )
     assert all(torch.equal(weights[key], expected[key]) for key in expected)
 
 
 def test_a_process_that_hangs_is_named_after_the_timeout(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.csv")
     hanging = build_run(tmp_path, faults=[{"step": 2, "rank": 1, "fault": "hang"}])
-    completed = launch(2, tmp_path, [hanging], timeout="3")
+    completed = launch(2, tmp_path, [hanging], timeout="10")
     assert completed.returncode != 0
     (error,) = triform_errors(completed)
-    assert "not answered for 3 seconds (TRIFORM_TIMEOUT)" in error
+    assert "not answered for 10 seconds (TRIFORM_TIMEOUT)" in error
 
 
 def test_a_stop_while_processes_wait_for_each_other_prints_one_line(

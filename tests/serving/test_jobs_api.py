@@ -81,7 +81,7 @@ def refuse(client: TestClient, **changes: Any) -> tuple[int, str]:
 
 def test_a_job_is_stopped_resumed_and_finished_while_servers_come_and_go(folder: Path) -> None:
     first = connect(folder)
-    job = start(first, "", preset="tiny", settings=TINY | {"train.max_steps": 400})
+    job = start(first, "", preset="tiny", settings=TINY | {"train.max_steps": 600})
     assert (job["id"], job["state"]) == ("classify-reviews", "starting")
     assert job["command"].startswith("triform train classify --data builtin:reviews --preset tiny --set model")
     name = job["id"]
@@ -118,7 +118,7 @@ def test_a_job_is_stopped_resumed_and_finished_while_servers_come_and_go(folder:
     assert (job["state"], job["error"], job["can_stop"], job["can_resume"]) == ("finished", "", False, False)
     assert "run folder:" in job["log"]
     [run] = third.get("/api/runs").json()["runs"]
-    assert (run["id"], run["state"], run["step"]) == (name, "finished", 400)
+    assert (run["id"], run["state"], run["step"]) == (name, "finished", 600)
     assert find_job(connect(folder), name)["state"] == "finished"
     error = third.post(f"/api/jobs/{name}/resume").json()["error"]
     assert error == f"{name} is finished, so there is nothing to resume"
