@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import math
+import os
 import resource
 import shutil
 from collections.abc import Iterator
@@ -724,15 +725,30 @@ def test_overwrite_with_bad_data_keeps_the_old_run(
 
 
 @pytest.mark.parametrize("options", [(), ("--overwrite",), ("--resume",)])
+@pytest.mark.parametrize("name", ["thesis.txt", "wandb/run.wandb", "tensorboard/events", "checkpoints/model.pt"])
 def test_a_folder_with_other_things_in_it_is_never_taken(
-    train: Command, tmp_path: Path, files: Files, options: tuple[str, ...]
+    train: Command, tmp_path: Path, files: Files, options: tuple[str, ...], name: str
 ) -> None:
     home = tmp_path / "home"
-    home.mkdir()
-    write_file(home / "thesis.txt", "years of work")
+    (home / name).parent.mkdir(parents=True)
+    write_file(home / name, "years of work")
     refusal = train("classify", "--data", files.csv, "--out", home, *options).refusal
     assert refusal == f"{home} exists and is not a run folder; choose another --out"
-    assert read_folder(home) == {"thesis.txt": b"years of work"}
+    assert read_folder(home) == {name: b"years of work"}
+
+
+def test_a_label_folder_whose_name_is_not_utf8_is_refused(train: Command, tmp_path: Path) -> None:
+    for label in (b"good", b"caf\xe9"):
+        folder = tmp_path / "rooms" / os.fsdecode(label)
+        try:
+            folder.mkdir(parents=True)
+        except OSError:
+            pytest.skip("this file system refuses such a name itself")
+        for number in range(10):
+            write_file(folder / f"{number}.txt", f"room {number}")
+    refusal = train("classify", "--data", tmp_path / "rooms", "--out", tmp_path / "run").refusal
+    assert refusal.startswith("data.labels='caf\\udce9' is not valid Unicode; rename the file or folder")
+    assert not (tmp_path / "run").exists()
 
 
 def test_overwrite_leaves_files_that_are_not_the_runs(

@@ -158,7 +158,7 @@ def test_a_tracker_that_fails_is_switched_off_with_one_warning(
     class Broken(tracking.Tracker):
         calls = 0
 
-        def open(self, start: Event, step: int) -> str:
+        def open(self, step: int) -> str:
             return "id"
 
         def log(self, values: dict[str, float], step: int) -> None:
@@ -183,7 +183,7 @@ def test_a_training_that_fails_ends_its_tracked_run_as_failed(
     statuses: list[str] = []
 
     class Recording(tracking.Tracker):
-        def open(self, start: Event, step: int) -> str:
+        def open(self, step: int) -> str:
             return "id"
 
         def log(self, values: dict[str, float], step: int) -> None:
@@ -209,7 +209,7 @@ def test_resuming_a_run_that_has_ended_does_not_open_its_tracked_run_again(
     calls: list[str] = []
 
     class Recording(tracking.Tracker):
-        def open(self, start: Event, step: int) -> str:
+        def open(self, step: int) -> str:
             calls.append(f"open {step}")
             return "id"
 

@@ -165,7 +165,7 @@ def _coerce_scalar(name: str, value: object, scalar_type: type, words: Sequence[
         and not value.isascii()
         and any("\ud800" <= character <= "\udfff" for character in value)
     ):
-        raise ConfigError(f"{name}={value!r} is not valid Unicode; rename the file or correct the text")
+        raise ConfigError(f"{name}={value!r} is not valid Unicode; rename the file or folder, or correct the text")
     return value
 
 

@@ -12,7 +12,7 @@ from triform.io.digests import atomic_recorded_files, verify_digests
 from triform.io.errors import write_errors
 from triform.io.locks import folder_lock
 from triform.io.run_config import encode_run_config, read_run_config
-from triform.io.run_layout import CONFIG_FILE, MODEL_FILE, RUN_FOLDER_PATTERNS
+from triform.io.run_layout import CONFIG_FILE, LATER_FOLDERS, MODEL_FILE, RUN_FOLDER_PATTERNS
 from triform.scratch import weights
 from triform.scratch.module import FlatParameters
 from triform.text import Tokenizer
@@ -40,9 +40,11 @@ def write_run(
 
 def prepare_folder(folder: Path, *, overwrite: bool) -> None:
     """Remove an older run if `overwrite` is set. Other files are kept."""
-    run_files = [path for pattern in RUN_FOLDER_PATTERNS for path in folder.glob(pattern)]
+    is_run = (folder / CONFIG_FILE).exists()
+    patterns = [name for name in RUN_FOLDER_PATTERNS if is_run or name not in LATER_FOLDERS]
+    run_files = [path for pattern in patterns for path in folder.glob(pattern)]
     others = [path for path in folder.iterdir() if path not in run_files and not path.name.startswith(".")]
-    if others and folder / CONFIG_FILE not in run_files:
+    if others and not is_run:
         raise CheckpointError(f"{folder} exists and is not a run folder; choose another folder")
     if run_files and not overwrite:
         raise CheckpointError(f"{folder} already contains a run; choose another folder, or use overwrite=True")

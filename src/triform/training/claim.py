@@ -10,7 +10,7 @@ from triform.config import Config
 from triform.config.settings import Settings, describe_differences
 from triform.errors import CheckpointError, ConfigError
 from triform.io.errors import write_errors
-from triform.io.run_layout import RUN_FOLDER_PATTERNS
+from triform.io.run_layout import LATER_FOLDERS, RUN_FOLDER_PATTERNS
 from triform.training.length import RESUME_SETTINGS, apply_length
 from triform.training.run_folder import RunFolder
 
@@ -97,7 +97,6 @@ def _has_only_model(folder: RunFolder) -> bool:
 
 
 def _has_foreign_files(path: Path) -> bool:
-    """Return whether a folder contains files that are not those of a run."""
-    return any(
-        not any(entry.match(pattern) for pattern in (*RUN_FOLDER_PATTERNS, ".*")) for entry in path.iterdir()
-    )
+    """Return whether a folder without config.toml contains more than the first files of a run."""
+    first_files = (*(name for name in RUN_FOLDER_PATTERNS if name not in LATER_FOLDERS), ".*")
+    return any(not any(entry.match(pattern) for pattern in first_files) for entry in path.iterdir())

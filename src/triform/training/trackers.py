@@ -16,7 +16,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from triform.training.callbacks import Event
 from triform.training.tracking import PROJECT, Tracker
 
 MAX_MLFLOW_PARAMS = 100  # that MLflow accepts in one request
@@ -35,7 +34,7 @@ def _use_quiet_defaults() -> None:
 class TensorboardTracker(Tracker):
     """Tracker that writes TensorBoard event files to RUN/tensorboard, or to a folder for the run in FOLDER."""
 
-    def open(self, start: Event, step: int) -> str:
+    def open(self, step: int) -> str:
         writer_class: Any = import_module("torch.utils.tensorboard").SummaryWriter
         folder = Path(self.spec.location) / self.run_name if self.spec.location else self.folder / "tensorboard"
         # Values that were logged after the checkpoint are removed from the curves.
@@ -60,7 +59,7 @@ class TensorboardTracker(Tracker):
 class MlflowTracker(Tracker):
     """Tracker that logs to MLflow: to FOLDER/mlflow.db, to MLFLOW_TRACKING_URI, or to mlflow.db."""
 
-    def open(self, start: Event, step: int) -> str:
+    def open(self, step: int) -> str:
         _use_quiet_defaults()
         from mlflow import MlflowClient
 
@@ -105,7 +104,7 @@ class MlflowTracker(Tracker):
 class WandbTracker(Tracker):
     """Tracker that logs to Weights & Biases: offline to RUN/wandb or FOLDER/wandb, online if WANDB_MODE=online."""
 
-    def open(self, start: Event, step: int) -> str:
+    def open(self, step: int) -> str:
         _use_quiet_defaults()
         import wandb
 
@@ -139,7 +138,7 @@ class WandbTracker(Tracker):
 class TrackioTracker(Tracker):
     """Tracker that logs to trackio: to FOLDER, to TRACKIO_DIR, or to the folder that trackio chooses."""
 
-    def open(self, start: Event, step: int) -> str:
+    def open(self, step: int) -> str:
         _use_quiet_defaults()
         if self.spec.location:
             location = str(Path(self.spec.location).absolute())

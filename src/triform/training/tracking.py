@@ -99,7 +99,7 @@ class Tracker(Callback):
         self.spec, self.config, self.folder, self.stream = spec, config, folder, stream
         self.run_id = ""  # the run of the package; empty until it is opened
         self.is_open = self.is_disabled = False
-        self._resume_event: Event | None = None  # until the run is opened again
+        self._resume_step: int | None = None  # until the run is opened again
 
     @property
     def run_name(self) -> str:
@@ -114,11 +114,10 @@ class Tracker(Callback):
         return {name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()}
 
     @abstractmethod
-    def open(self, start: Event, step: int) -> str:
+    def open(self, step: int) -> str:
         """Open a new run, or that with `run_id` if it is set, and return its id.
 
         Args:
-            start: The `start` event of a new run, or the `resume` event.
             step: The step from which the run continues; 0 for a new one.
         """
 
@@ -140,13 +139,13 @@ class Tracker(Callback):
         if self.is_disabled:
             return
         if kind == "resume":  # a run that has ended already may be resumed, and then nothing follows
-            self._resume_event = event
+            self._resume_step = int(event.get("step", 0))
             return
         with self._without_failing():
-            start = event if kind == "start" else self._resume_event
-            if start is not None and kind in ("start", *LOGGED_EVENTS, "end"):
-                self.run_id = self.open(start, int(start.get("step", 0)))
-                self.is_open, self._resume_event = True, None
+            step = 0 if kind == "start" else self._resume_step
+            if step is not None and kind in ("start", *LOGGED_EVENTS, "end"):
+                self.run_id = self.open(step)
+                self.is_open, self._resume_step = True, None
             if not self.is_open:
                 return
             if kind in LOGGED_EVENTS:
