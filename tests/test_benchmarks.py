@@ -69,6 +69,16 @@ def test_a_benchmark_runs_and_writes_its_figures(name: str, tmp_path: Path) -> N
     assert bool(exact_shares) == (name in ("classify", "generate", "translate"))
 
 
+def test_the_time_to_a_loss_is_measured_for_each_optimizer(tmp_path: Path) -> None:
+    arguments = ["time_to_loss", "--smoke", "--device", "cpu", "--json", str(tmp_path / "f.json")]
+    assert front_door(arguments) == 0
+    peer, *rows = json.loads((tmp_path / "f.json").read_text(encoding="utf-8"))["rows"]
+    assert [row["what"] for row in rows] == ["triform adamw, 10 steps", "triform muon, 10 steps"]
+    for row in rows:
+        assert row["time_ratio"] == pytest.approx(row["seconds"] / peer["seconds"])
+        assert row["reached"] == (row["loss"] <= peer["loss"])
+
+
 def test_the_step_of_two_processes_is_predicted_and_measured(tmp_path: Path) -> None:
     completed = run_benchmark("scaling", "--smoke", "--json", str(tmp_path / "f.json"))
     assert completed.returncode == 0, completed.stderr
