@@ -20,5 +20,15 @@ def fold(summary: str, parts: Sequence[str]) -> list[str]:
     return [f'<details markdown="1"><summary>{summary}</summary>', *parts, "</details>"] if parts else []
 
 
+def github_anchor(title: str) -> str:
+    """Return the anchor that GitHub generates for a heading.
+
+    >>> github_anchor("What is new, in 0.2?")
+    'what-is-new-in-02'
+    """
+    letters = "".join(letter for letter in title.lower() if letter.isalnum() or letter in " -_")
+    return letters.replace(" ", "-")
+
+
 def _escape_cell(text: str) -> str:
     return text.replace("|", "\\|")

@@ -14,16 +14,16 @@ from triform.config.settings import SETTING_TYPES
 from triform.errors import DataError
 from triform.experiments.reproduce.page import render_pages, write_results_page
 from triform.experiments.reproduce.result_file import read_result, write_result
+from triform.experiments.reproduce.summary import summary_table
 from triform.experiments.reproduce.system import MetricColumn
 from triform.experiments.reproduce.systems import WHY_TRANSFORMERS, get_system, load_systems
 from triform.experiments.reproduce.tables import (
     format_section,
-    github_anchor,
     pairing_verdicts,
-    summary_table,
     target_verdicts,
 )
 from triform.experiments.reproduce.values import format_mean_interval
+from triform.reporting.markdown import github_anchor
 
 ROOT = Path(__file__).parents[3]
 
@@ -198,14 +198,35 @@ def test_a_smoke_run_is_no_result() -> None:
     assert "; target " not in format_section(get_system("speeches-lm"), result)
     assert "; target " in format_section(get_system("speeches-lm"), result | {"quick": False})
     assert "Its figures have no meaning" in format_section(get_system("speeches-lm"), result)
-    line = next(
-        line
-        for line in summary_table(
-            load_systems(), {name: result if name == "speeches-lm" else None for name in load_systems()}
-        ).splitlines()
-        if line.startswith("| [speeches-lm]")
-    )
-    assert line.endswith("| not run | not run | – |")
+    assert {row[-2] for row in summary_rows("speeches-lm", result)} == {"not run"}
+
+
+def summary_rows(name: str, result: Any) -> list[list[str]]:
+    """The cells of the rows of a system in the summary."""
+    table = summary_table({name: get_system(name)}, {name: result})
+    return [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()[2:]]
+
+
+def test_the_summary_has_a_row_for_each_figure_with_its_target() -> None:
+    runs = [perplexity_metrics(290.0, 390.0, 320.0)]
+    rows = summary_rows("speeches-lm", make_result("speeches-lm", make_variant_result("best", "best", runs)))
+    assert [row[1:] for row in rows] == [
+        ["Obama, perplexity", "as-reported", "375.02", "not run", ""],
+        ["", "best", "", "290.00", "reached"],
+        ["W. Bush, perplexity", "as-reported", "476.34", "not run", ""],
+        ["", "best", "", "390.00", "**not reached**"],
+        ["G.H. Bush, perplexity", "as-reported", "414.64", "not run", ""],
+        ["", "best", "", "320.00", "reached"],
+    ]
+
+
+def test_the_summary_compares_a_reported_figure_with_ours_in_the_same_metric() -> None:
+    metrics = {"test beam 5": {"bleu": 29.0}, "test greedy": {"bleu": 28.0, "sentence_bleu": 31.5}}
+    result = make_result("ted-en-fr", make_variant_result("set-1", "as-reported", [metrics]))
+    rows = summary_rows("ted-en-fr", result)
+    assert ["sacreBLEU, beam 5", "set-1", "", "29.00", ""] in [row[1:] for row in rows]
+    assert ["mean sentence BLEU, greedy", "set-1", "37.45", "31.50", ""] in [row[1:] for row in rows]
+    assert not any(row[2] == "best" for row in rows[-4:])
 
 
 def test_what_was_not_run_is_said_with_the_command_that_runs_it() -> None:

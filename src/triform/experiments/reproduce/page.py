@@ -7,10 +7,11 @@ from pathlib import Path
 from triform.errors import CheckpointError, DataError
 from triform.experiments.reproduce.claims.page import render_claims_page
 from triform.experiments.reproduce.result_file import ExperimentResult, read_result
+from triform.experiments.reproduce.summary import study_links, summary_table
 from triform.experiments.reproduce.system import ReferenceSystem
 from triform.experiments.reproduce.systems import SYSTEM_NAMES, load_systems
 from triform.experiments.reproduce.systems import WHY_TRANSFORMERS as WHY
-from triform.experiments.reproduce.tables import format_section, github_anchor, summary_table
+from triform.experiments.reproduce.tables import format_section
 from triform.experiments.reproduce.why.comparison import STUDY_TITLE
 from triform.experiments.reproduce.why.tables import format_section as why_section
 from triform.formatting import metric_label
@@ -31,6 +32,7 @@ was trained with the reported settings and with better ones. Repeat a result wit
 [Reproducing the results](reproduce.md) explains how, and [Claims of the reports](claims.md) judges what the reports
 say. ± is half of the 95 % confidence interval of a mean over seeds.
 """
+STUDIES_INTRODUCTION = "These studies have no reported figures; their sections contain the results:"
 METHODS = """## How the results were obtained
 
 - `triform reproduce NAME` trains a system and writes `results/NAME.json`. `triform reproduce tables` writes this
@@ -47,8 +49,12 @@ METHODS = """## How the results were obtained
 def render_pages(results: Path) -> dict[str, str]:
     """Return the page under the key "", and the page of claims and the pictures under paths relative to it."""
     results_by_name = {name: read_result(results, name) for name in SYSTEM_NAMES}
-    study_link = f"One more study, `{WHY}`: [{STUDY_TITLE}](#{github_anchor(STUDY_TITLE)})."
-    parts = [INTRODUCTION.rstrip(), summary_table(load_systems(), results_by_name), study_link]
+    parts = [
+        INTRODUCTION.rstrip(),
+        summary_table(load_systems(), results_by_name),
+        STUDIES_INTRODUCTION,
+        study_links(load_systems(), {WHY: STUDY_TITLE}),
+    ]
     pictures: dict[str, str] = {}
     for name, system in load_systems().items():
         result = results_by_name[name]

@@ -195,17 +195,26 @@ def target_verdicts(system: ReferenceSystem, result: ExperimentResult) -> list[s
             continue
         column = next(candidate for candidate in system.columns if candidate.key == target.column)
         column_values = seed_values(variant_result, target.column)
-        low, high, requirement = _target_bounds(system, result, target, column)
-        is_reached = (
-            bool(column_values) and low - MEAN_TOLERANCE <= summarise(column_values).mean <= high + MEAN_TOLERANCE
-        )
+        _, _, requirement = _target_bounds(system, result, target, column)
         note = f" ({target.note})" if target.note else ""
-        status = "reached" if is_reached else "**not reached**"
-        if missing := _missing_variants(system, result, target):
-            status = f"not decided, because {', '.join(missing)} {'was' if len(missing) == 1 else 'were'} not run"
+        status = target_status(system, result, target)
         measured = f"{target.variant}, {column.title}: {format_mean_interval(column, column_values)}"
         verdicts.append(f"{measured}; target {requirement}{note}: {status}")
     return verdicts
+
+
+def target_status(system: ReferenceSystem, result: ExperimentResult, target: Target) -> str:
+    """Return whether a target was reached; "" if its variant was not run."""
+    variant_result = find_variant_result(result, target.variant)
+    if variant_result is None:
+        return ""
+    if missing := _missing_variants(system, result, target):
+        return f"not decided, because {', '.join(missing)} {'was' if len(missing) == 1 else 'were'} not run"
+    column = next(candidate for candidate in system.columns if candidate.key == target.column)
+    low, high, _ = _target_bounds(system, result, target, column)
+    values = seed_values(variant_result, target.column)
+    is_reached = bool(values) and low - MEAN_TOLERANCE <= summarise(values).mean <= high + MEAN_TOLERANCE
+    return "reached" if is_reached else "**not reached**"
 
 
 def _missing_variants(system: ReferenceSystem, result: ExperimentResult, target: Target) -> list[str]:
@@ -293,71 +302,6 @@ def _environment_table(result: ExperimentResult) -> str:
                 environment["date"],
             ]
         )
-    return render_markdown_table(["variant", *ENVIRONMENT_COLUMNS], rows)
-
-
-def summary_table(systems: Mapping[str, ReferenceSystem], results: Mapping[str, ExperimentResult | None]) -> str:
-    """Return the summary of all systems, with one row for each."""
-    head = ["system", "metric", "reported", "ours, reported settings", "ours, best settings", "targets reached"]
-    rows = []
-    for name, system in systems.items():
-        result = results[name]
-        columns = system.columns[: system.n_headline_columns]
-        column_titles = " / ".join(column.title for column in columns)
-        rows.append(
-            [
-                f"[{name}](#{github_anchor(system.title)})",
-                column_titles,
-                _reported_cell(system),
-                *(_summary_cell(system, result, columns, group) for group in ("as-reported", "best")),
-                _targets_reached(system, result),
-            ]
-        )
-    return render_markdown_table(head, rows)
-
-
-def _reported_cell(system: ReferenceSystem) -> str:
-    """Return the reported figures of the headline columns, or of the column that was reported instead."""
-    columns = [candidate for candidate in system.columns if candidate.key == system.reported_column]
-    lines = [
-        f"{variant.name}: {' / '.join(figures)}"
-        for variant in system.variants
-        if (
-            figures := [
-                _format_single(column, variant.reported_metrics)
-                for column in columns or system.columns[: system.n_headline_columns]
-            ]
-        )
-        and any(figures)
-    ]
-    reported_note = f"<br>(closest metric: {columns[0].title})" if columns else ""
-    return "<br>".join(lines).removesuffix(" / ") + reported_note if lines else "–"
-
-
-def _summary_cell(
-    system: ReferenceSystem, result: ExperimentResult | None, columns: Sequence[MetricColumn], group: str
-) -> str:
-    lines = []
-    if not system.select_variants(group):
-        return "–"
-    for variant in system.select_variants(group):
-        variant_result = find_variant_result(result, variant.name) if result and not result["quick"] else None
-        if variant_result:
-            lines.append(
-                f"{variant.name}: "
-                + " / ".join(
-                    format_mean_interval(column, seed_values(variant_result, column.key)) for column in columns
-                )
-            )
-    return "<br>".join(lines) or NOT_RUN_TEXT
-
-
-def _targets_reached(system: ReferenceSystem, result: ExperimentResult | None) -> str:
-    verdicts = target_verdicts(system, result) if result and not result["quick"] else []
-    return f"{sum(line.endswith(': reached') for line in verdicts)} of {len(system.targets)}" if verdicts else "–"
-
-
-def github_anchor(title: str) -> str:
-    """Return the anchor that GitHub generates for a heading."""
-    letters = "".join(letter for letter in title.lower() if letter.isalnum() or letter in " -_")
-    return letters.replace(" ", "-")
+    return render_markdown_table(
+        ["variant", *ENVIRONMENT_COLUMNS], rows, n_text_columns=1 + len(ENVIRONMENT_COLUMNS)
+    )

@@ -10,8 +10,7 @@ from triform.experiments.reproduce.claims.sizes import SIZE_CLAIMS
 from triform.experiments.reproduce.claims.tasks import IMDB_CLAIMS, SCALE_CLAIMS, SPEECHES_CLAIMS
 from triform.experiments.reproduce.claims.translation import TRANSLATION_CLAIMS
 from triform.experiments.reproduce.result_file import ExperimentResult
-from triform.experiments.reproduce.tables import github_anchor
-from triform.reporting.markdown import render_markdown_table
+from triform.reporting.markdown import github_anchor, render_markdown_table
 
 INTRODUCTION = """# Claims of the reports
 

@@ -24,10 +24,9 @@ from triform.experiments.reproduce.claims.claim import (
 )
 from triform.experiments.reproduce.system import MetricColumn
 from triform.experiments.reproduce.systems import get_system
-from triform.experiments.reproduce.tables import github_anchor
 from triform.experiments.reproduce.translation_tables import BLEU, failure_verdicts
 from triform.experiments.reproduce.values import format_mean_interval, seed_values
-from triform.reporting.markdown import render_markdown_table
+from triform.reporting.markdown import github_anchor, render_markdown_table
 
 SYSTEM, FAILURE_SYSTEM = "ted-en-fr", "ted-set4-failure"
 SETS = ("set-1", "set-2", "set-3", "set-4")

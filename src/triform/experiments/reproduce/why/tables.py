@@ -177,4 +177,5 @@ def _environment_table(finished: list[tuple[ComparisonTask, Mapping[str, Any]]])
                 environment["date"],
             ]
         )
-    return render_markdown_table(["part", *ENVIRONMENT_COLUMNS], rows)
+    head = ("part", *ENVIRONMENT_COLUMNS)
+    return render_markdown_table(head, rows, n_text_columns=len(head))

@@ -1,0 +1,76 @@
+"""The summary of the results page: a row for each figure, and links to the studies without reported figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from triform.experiments.reproduce.result_file import ExperimentResult
+from triform.experiments.reproduce.system import MetricColumn, ReferenceSystem, SystemVariant
+from triform.experiments.reproduce.tables import NOT_RUN_TEXT, target_status
+from triform.experiments.reproduce.values import find_variant_result, format_mean_interval, seed_values
+from triform.reporting.markdown import github_anchor, render_markdown_table
+
+HEADER = ("system", "metric", "variant", "reported", "ours", "target")
+N_TEXT_COLUMNS = 3
+
+
+def summary_table(systems: Mapping[str, ReferenceSystem], results: Mapping[str, ExperimentResult | None]) -> str:
+    """Return the table of the systems that have reported figures. Every row is one metric of one variant.
+
+    Args:
+        systems: The systems by their names.
+        results: The stored result of each system; None if it was not run.
+    """
+    rows: list[list[str]] = []
+    for name, system in systems.items():
+        result = results[name]
+        if result and result["quick"]:
+            result = None
+        link = f"[{name}](#{github_anchor(system.title)})"
+        for column in _summary_columns(system):
+            title = column.title
+            for variant in system.variants:
+                if column.key == system.reported_column and column.key not in variant.reported_metrics:
+                    continue
+                rows.append([link, title, variant.name, *_figures(system, result, column, variant)])
+                link = title = ""  # a name is written once, in the first row that it is true for
+    return render_markdown_table(HEADER, rows, n_text_columns=N_TEXT_COLUMNS)
+
+
+def study_links(systems: Mapping[str, ReferenceSystem], more: Mapping[str, str]) -> str:
+    """Return a list of links to the sections of systems that have no reported figures.
+
+    Args:
+        systems: The systems by their names.
+        more: The titles of further sections, by the names that `triform reproduce` knows.
+    """
+    titles = {name: system.title for name, system in systems.items() if not _summary_columns(system)}
+    lines = [f"- [{title}](#{github_anchor(title)}), `{name}`" for name, title in {**titles, **more}.items()]
+    return "\n".join(lines)
+
+
+def _summary_columns(system: ReferenceSystem) -> list[MetricColumn]:
+    """Return the headline columns and the column that was reported, or nothing if nothing was reported."""
+    if not any(variant.reported_metrics for variant in system.variants):
+        return []
+    reported = [column for column in system.columns if column.key == system.reported_column]
+    return [*system.columns[: system.n_headline_columns], *reported]
+
+
+def _figures(
+    system: ReferenceSystem, result: ExperimentResult | None, column: MetricColumn, variant: SystemVariant
+) -> list[str]:
+    """Return the reported figure, ours, and whether the targets for it were reached."""
+    statuses = [
+        target_status(system, result, target).partition(",")[0]
+        for target in system.targets
+        if result and (target.variant, target.column) == (variant.name, column.key)
+    ]
+    reported = variant.reported_metrics.get(column.key)
+    variant_result = find_variant_result(result, variant.name) if result else None
+    ours = format_mean_interval(column, seed_values(variant_result, column.key)) if variant_result else NOT_RUN_TEXT
+    return [
+        "" if reported is None else format_mean_interval(column, [reported]),
+        ours,
+        ", ".join(dict.fromkeys(status for status in statuses if status)),
+    ]
