@@ -123,7 +123,7 @@ def test_rows_that_join_later_generate_what_they_generate_alone(
 def test_in_every_variant_rows_that_join_later_generate_what_they_generate_alone(
     architecture: str, strategy: str, model_settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adapter, n_rows = build_adapter(architecture, 4, **model_settings), 6
+    adapter, n_rows = build_adapter(architecture, 4, **model_settings), 4
     expected = decode_one_by_one(adapter, strategy, n_rows)
     assert decode_with_refills(adapter, strategy, monkeypatch, 2, n_rows) == expected
     assert decode_with_graph(adapter, strategy, monkeypatch, 3, n_rows) == expected
