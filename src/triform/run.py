@@ -8,6 +8,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,19 +17,19 @@ from triform.config import Config, DecodeConfig
 from triform.config.merging import override_decode
 from triform.config.settings import validate_seed
 from triform.data.in_memory import is_in_memory, iter_texts
-from triform.device import resolve_device
 from triform.errors import ConfigError, NonFiniteError
 from triform.evaluation.baselines import BaselineMetrics, FittedBaselines
 from triform.evaluation.details import DetailedMetrics
-from triform.nn.kernels.precision import Precision, cast_model, resolve_precision
+from triform.io.ensembles import RunPath, join_run_paths
+from triform.nn.kernels.precision import Precision
 from triform.tasks import Dataset, Task
 from triform.tasks.batch import split_by_length
 from triform.tasks.language_model_data import with_stride
 from triform.tasks.leaks import training_file_warnings
 from triform.tasks.prediction import Keep, PredictionList, validate_keep, validate_request
 from triform.training.data_copies import resolve_in_memory, temporary_copy
-from triform.training.loading import Checkpoint, load_latest_task, load_task, validate_checkpoint
-from triform.training.lora_adapter import read_adapter
+from triform.training.loading import Checkpoint
+from triform.training.opening import open_task
 from triform.training.run_folder import RunFolder
 from triform.world import SINGLE_PROCESS, World
 
@@ -49,10 +50,11 @@ class Run:
     arguments of each call and a call changes nothing in the run.
 
     Attributes:
-        path: The run folder.
+        path: The run folder; for an ensemble, the folder that contains its runs, or their paths with commas.
         task: The task with its model.
         precision: The number format of the weights: fp32, bf16 or int8.
         adapter: The LoRA adapter that was merged into the weights, if any.
+        members: The run folders of an ensemble, whose probabilities are averaged; empty for a single run.
         verify: Whether files are compared with their digests.
         notices: Messages for the user about how the run was opened.
         step: The training step of the weights if the run was opened at its latest checkpoint, else None.
@@ -72,6 +74,7 @@ class Run:
     task: Task
     precision: Precision = "fp32"
     adapter: Path | None = None
+    members: tuple[Path, ...] = ()
     verify: bool = True
     notices: tuple[str, ...] = ()
     step: int | None = None
@@ -79,15 +82,18 @@ class Run:
 
     def __repr__(self) -> str:
         n_parameters = count_parameters(self.config, self.task.sizes).total  # torch counts none in int8 layers
+        size = f"members={len(self.members)}" if self.members else f"parameters={n_parameters:,}"
         adapter = f", adapter={str(self.adapter)!r}" if self.adapter else ""
         return (
-            f"Run(task={self.task.name!r}, path={str(self.path)!r}{adapter}, parameters={n_parameters:,}, "
+            f"Run(task={self.task.name!r}, path={str(self.path)!r}{adapter}, {size}, "
             f"device={str(self.task.device)!r}, precision={self.precision!r})"
         )
 
     def _repr_html_(self) -> str:
         from triform.reporting.run_card import render_run_card
 
+        if self.members:
+            return f"<pre>{escape(repr(self))}</pre>"
         return render_run_card(self.path, self.task, self.precision)
 
     @property
@@ -238,7 +244,8 @@ class Run:
 
         Files are compared by the fingerprints in the checkpoint, because the training files may have been moved.
         """
-        data, fingerprints = self.config.data, RunFolder(self.path, verify=self.verify).read_data_fingerprints()
+        folder = RunFolder((*self.members, self.path)[0], verify=self.verify)
+        data, fingerprints = self.config.data, folder.read_data_fingerprints()
         trained_on = [fingerprints[file] for file in (data.train, data.source, data.target) if file in fingerprints]
         return training_file_warnings(name, trained_on)
 
@@ -339,7 +346,7 @@ class Run:
 
 
 def load(
-    path: str | Path,
+    path: RunPath,
     *,
     device: str = "auto",
     precision: str = "auto",
@@ -347,10 +354,10 @@ def load(
     checkpoint: Checkpoint = "best",
     verify: bool = True,
 ) -> Run:
-    """Open a run folder.
+    """Open a run folder, or an ensemble, which averages the probabilities of several runs.
 
     Args:
-        path: The run folder.
+        path: The run folder. For an ensemble, the folder of `triform train --seeds`, or a list of run folders.
         device: auto, cpu, cuda or mps.
         precision: auto (fp32 on every machine), fp32, bf16, or int8 (CPU only).
         adapter: The adapter.safetensors of a LoRA run that was trained from this one.
@@ -364,8 +371,8 @@ def load(
     Raises:
         CheckpointError: The folder is not a run folder, a file does not match its digest, or the weights do not
             match the settings or are not finite.
-        ConfigError: The device is not available or does not support the precision, or `checkpoint` is unknown or
-            combined with an adapter.
+        ConfigError: The device is not available or does not support the precision, `checkpoint` is unknown or
+            combined with an adapter, or the runs of an ensemble have different tasks, vocabularies or labels.
 
     Example:
         >>> import triform
@@ -374,26 +381,6 @@ def load(
         ...
         triform.errors.CheckpointError: no/such/run: no such run folder
     """
-    validate_checkpoint(checkpoint, adapter)
-    torch_device = resolve_device(device)
-    folder = RunFolder(Path(path), verify=verify)
-    config = folder.read_config()
-    resolved_precision = resolve_precision(precision, torch_device, config.model)
-    loaded_adapter, step = None, None
-    if checkpoint == "latest":
-        task, step, notices = load_latest_task(folder, config)
-    else:
-        notices = folder.verify_files()
-        loaded_adapter = read_adapter(Path(adapter), verify=verify) if adapter else None
-        task, load_notices = load_task(folder, config, loaded_adapter)
-        notices += load_notices
-    cast_model(task.model.to(torch_device).eval(), resolved_precision)
-    return Run(
-        path=folder.path,
-        task=task,
-        precision=resolved_precision,
-        adapter=loaded_adapter.path if loaded_adapter else None,
-        verify=verify,
-        notices=notices,
-        step=step,
-    )
+    options: dict[str, Any] = {"adapter": adapter, "checkpoint": checkpoint, "verify": verify}
+    opened = open_task(join_run_paths(path), device=device, precision=precision, **options)
+    return Run(verify=verify, **vars(opened))

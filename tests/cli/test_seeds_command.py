@@ -103,7 +103,7 @@ def test_seeds_that_join_later_train_as_the_others_did(
     assert [pair for pair in zip(*configs, strict=True) if pair[0] != pair[1]] == [("seed = 0", "seed = 2")]
 
 
-def test_seeds_that_are_not_there_cannot_be_resumed_and_a_folder_of_seeds_is_told_from_a_run(
+def test_seeds_that_are_not_there_cannot_be_resumed_and_a_folder_of_seeds_is_an_ensemble(
     triform: Command, train: Command, files: Files, tmp_path: Path
 ) -> None:
     many = ("classify", "--data", files.csv, "--out", tmp_path / "many", "--seeds", 2)
@@ -111,7 +111,31 @@ def test_seeds_that_are_not_there_cannot_be_resumed_and_a_folder_of_seeds_is_tol
     refusal = train(*many, "--resume", "--seed", 7).refusal
     assert refusal == f"{tmp_path / 'many'}: nothing to resume, because there are no runs of the seeds 7 to 8"
     assert "cannot be used together" in train(*many, "--resume", "--overwrite").refusal
-    refusal = triform("predict", tmp_path / "many", "lovely").refusal
-    assert refusal.endswith(
-        f"it holds runs with several seeds: choose one of them, such as {tmp_path / 'many' / 'seed-0'}"
-    )
+    seeds = [tmp_path / "many" / f"seed-{seed}" for seed in (0, 1)]
+    answers = [triform("predict", seed, "lovely", "--json").json[0]["probabilities"] for seed in seeds]
+    for name in (tmp_path / "many", f"{seeds[0]},{seeds[1]}"):
+        probabilities = triform("predict", name, "lovely", "--json").json[0]["probabilities"]
+        means = [(answers[0][label] + answers[1][label]) / 2 for label in probabilities]
+        assert list(probabilities.values()) == pytest.approx(means, abs=1e-6)
+    metrics = triform("evaluate", tmp_path / "many", "--data", files.csv, "--json").json
+    assert metrics["run"] == str(tmp_path / "many")
+    assert metrics["sets"][files.csv.name]["rows"] == 40
+    output = ("--input", files.csv, "--output", f"{tmp_path / 'parts'}/")
+    assert triform("predict", tmp_path / "many", *output, "--quiet").code == 0
+    assert "of the run has changed since these predictions" in triform("predict", seeds[0], *output).last_line
+    refusal = triform("params", tmp_path / "many").refusal
+    assert refusal.endswith(f"it holds runs with several seeds: choose one of them, such as {seeds[0]}")
+    for command, *arguments in (("explain", "lovely"), ("convert export", "--to", "hf")):
+        arguments += ["--out", tmp_path / "out.html"]
+        assert triform(*command.split(), tmp_path / "many", *arguments).refusal.startswith(
+            "this is an ensemble of 2 models, and "
+        )
+
+
+def test_runs_of_an_ensemble_must_agree(triform: Command, classifier: Path, writer: Path) -> None:
+    refusal = triform("predict", f"{classifier},{writer}", "lovely").refusal
+    assert refusal == f"{classifier} and {writer} cannot be averaged: their tasks are classify and generate"
+    assert triform("predict", f"{classifier},{classifier}/none", "lovely").refusal.endswith("no such run folder")
+    refusal = triform("predict", f"{classifier},{classifier}", "lovely", "--adapter", "a.safetensors").refusal
+    assert refusal.endswith("is an ensemble of 2 runs; an adapter applies to a single run")
+    assert "needs a name; write NAME=" in triform("serve", f"{classifier},{classifier}").refusal

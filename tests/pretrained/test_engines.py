@@ -21,6 +21,7 @@ from transformers import AutoTokenizer
 from triform.config import DecodeConfig, ModelConfig, TokenizerConfig
 from triform.config.settings import SETTING_TYPES, build_config
 from triform.errors import CheckpointError, ConfigError, install_command
+from triform.models.ensemble import EnsembleClassifier
 from triform.pretrained import export
 from triform.pretrained.ctranslate2_export import ACTIVATIONS
 from triform.pretrained.onnx_export import write_onnx
@@ -164,13 +165,15 @@ MANY_SETTINGS = {
         },
         {**LLAMA_SETTINGS, "positions": "t5", "window": 3, "n_kv_heads": 2, "pooling": "last"},
     ],
-    ids=["relative", "t5"],
+    ids=["relative", "t5, an ensemble"],
 )
 def test_a_graph_answers_for_any_number_of_texts_of_any_length(settings: dict[str, Any], tmp_path: Path) -> None:
     char_tokenizer = train_tokenizer(TokenizerConfig(kind="char"), ["abcdefghijkl"])
-    model = build_task(
-        "classify", char_tokenizer, settings, **{"data.labels": ("a", "b", "c"), "model.n_layers": 1}
-    ).model
+    overrides = {"data.labels": ("a", "b", "c"), "model.n_layers": 1}
+    model = build_task("classify", char_tokenizer, settings, **overrides).model
+    if settings["positions"] == "t5":
+        other = build_task("classify", char_tokenizer, settings, **overrides).model
+        model = EnsembleClassifier([model, other], [0, 0])
     write_onnx(model, 40, tmp_path / "model.onnx")
     engine = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     for rows, length in ((1, 1), (2, 7), (5, 40), (3, 1)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -137,3 +138,34 @@ def test_a_damaged_or_deleted_run_is_reported_and_served_again_after_repair(fold
     shutil.rmtree(folder / "reviews")
     with pytest.raises(ApiError, match="there is no model 'reviews'"):
         get(registry, "reviews")
+
+
+def test_a_folder_of_seeds_is_served_as_an_ensemble_and_reloaded_when_a_member_changes(folder: Path) -> None:
+    registry = ModelRegistry(ServerOptions(runs={"both": folder / "seeds"}))
+    assert registry.names("classify") == ["both"]
+    served = get(registry, task="classify")
+    assert served.run.members == (folder / "seeds" / "seed-1", folder / "seeds" / "seed-2")
+    assert get(registry, "both") is served
+    model_file = folder / "seeds" / "seed-2" / "model.safetensors"
+    os.utime(model_file, ns=(1, 1))
+    assert get(registry, "both") is not served
+    registry.close(drain=5)
+
+
+def test_an_ensemble_answers_with_mean_probabilities_and_has_no_vectors(runs_folder: Path, connect: Any) -> None:
+    runs = {"both": runs_folder / "seeds", **{f"seed-{n}": runs_folder / "seeds" / f"seed-{n}" for n in (1, 2)}}
+    client = connect(ServerOptions(runs=runs))
+
+    def classify(name: str) -> dict[str, float]:
+        answer = client.post("/predict", json={"inputs": "amber birch", "model": name})
+        assert answer.status_code == 200, answer.text
+        return {item["label"]: item["score"] for item in answer.json()}
+
+    first, second = classify("seed-1"), classify("seed-2")
+    assert classify("both") == pytest.approx(
+        {label: (first[label] + second[label]) / 2 for label in first}, abs=1e-6
+    )
+    answer = client.post("/embed", json={"inputs": "amber birch", "model": "both"})
+    assert answer.status_code == 400
+    assert "a vector of a text needs a single one" in answer.text
+    assert client.get("/v1/models/both").json()["created"] > 0

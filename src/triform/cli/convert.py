@@ -7,7 +7,7 @@ from typing import Annotated
 
 from triform.cli.completion import complete_from
 from triform.cli.help import OUTPUT, RUN_FOLDER, SETTINGS, HelpCommand, argument, flag, new_group, option
-from triform.cli.options import AdapterOption, NoVerifyOption, RunArgument, load_run
+from triform.cli.options import AdapterOption, EnsembleArgument, NoVerifyOption, load_run
 from triform.formatting import echo
 
 CARD = "Model card"
@@ -66,13 +66,13 @@ def import_(
 
 @convert.command(cls=HelpCommand)
 def export(
-    run: RunArgument,
+    run: EnsembleArgument,
     to: Annotated[
         str,
         option(
             OUTPUT,
             "FORMAT",
-            "Format: hf (transformers), ctranslate2 (generate and translate) or onnx (classify).",
+            "Format: hf (transformers), ctranslate2 (generate and translate) or onnx (classify, also ensembles).",
             name="--to",
             complete=complete_from(("hf", "ctranslate2", "onnx")),
         ),

@@ -11,10 +11,10 @@ from triform.cli.options import (
     AdapterOption,
     DecodeSetOption,
     DeviceOption,
+    EnsembleArgument,
     JsonOption,
     NoVerifyOption,
     PrecisionOption,
-    RunArgument,
     load_shared_run,
     parse_decode_settings,
     print_json,
@@ -85,7 +85,7 @@ ExamplesOption = Annotated[
 
 
 def evaluate(
-    run: RunArgument,
+    run: EnsembleArgument,
     data: DataOption = None,
     source: Annotated[str, option(DATA, "FILE", "For translate: source sentences, one per line.")] = "",
     target: Annotated[str, option(DATA, "FILE", "For translate: their translations in the same order.")] = "",
@@ -111,6 +111,7 @@ def evaluate(
         triform evaluate runs/reviews --data easy=test.csv --data hard=new.csv
         triform evaluate runs/reviews --data test.csv --lengths 8,16
         triform evaluate runs/reviews --data test.csv --details
+        triform evaluate runs/eight-seeds --data test.csv
     """
     from triform.errors import ConfigError
 

@@ -27,6 +27,15 @@ if TYPE_CHECKING:
     from triform.tasks.prediction import Keep
 
 RunArgument = Annotated[Path, argument("RUN", "Folder of a trained run.", complete=complete_run)]
+EnsembleArgument = Annotated[
+    Path,
+    argument(
+        "RUN",
+        "Folder of a trained run. The folder of train --seeds, or several runs as A,B, is an ensemble, which "
+        "averages the probabilities of its models.",
+        complete=complete_run,
+    ),
+]
 JsonOption = Annotated[bool, flag(OUTPUT, "--json", "Print the result as JSON.")]
 QuietOption = Annotated[bool, flag(OUTPUT, "--quiet", "Show no progress.")]
 DeviceOption = Annotated[

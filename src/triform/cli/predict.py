@@ -15,12 +15,12 @@ from triform.cli.options import (
     AdapterOption,
     DecodeSetOption,
     DeviceOption,
+    EnsembleArgument,
     JsonOption,
     KeepOption,
     NoVerifyOption,
     PrecisionOption,
     QuietOption,
-    RunArgument,
     load_shared_run,
     parse_decode_settings,
     parse_keep,
@@ -98,7 +98,7 @@ SeedOption = Annotated[
 
 @with_shorthands("--text-column", "--temperature", "--top-k", "--top-p", "--beam-size", "--max-new-tokens")
 def predict(
-    run: RunArgument,
+    run: EnsembleArgument,
     texts: Annotated[list[str] | None, argument("TEXT", "Texts to predict.")] = None,
     input_: InputOption = "",
     output: OutputOption = "",

@@ -111,7 +111,12 @@ class FolderJob:
         run, task = self.run, self.run.config.task
         arguments = {name: self.settings[name] for name in ("top", "keep", "seed")}
         decode = {name: value for name, value in self.settings.items() if name not in arguments}
-        files = {f"{name} of the run": f"sha256:{digest}" for name, [digest] in compute_digests(run.path).items()}
+        folders = {f"{folder}": folder for folder in run.members} or {"the run": run.path}
+        files = {
+            f"{file} of {name}": f"sha256:{digest}"
+            for name, folder in folders.items()
+            for file, [digest] in compute_digests(folder).items()
+        }
         if run.adapter is not None:
             files["the adapter"] = f"sha256:{file_digest(run.adapter)}"
         if task != "classify":

@@ -68,7 +68,11 @@ AddressJsonOption = Annotated[
 def serve(
     runs: Annotated[
         list[str],
-        argument("[NAME=]RUN", "Run folder. The model has the name of the folder, or NAME.", complete=complete_run),
+        argument(
+            "[NAME=]RUN",
+            "Run folder, or a folder of --seeds as an ensemble. The model has the name of the folder, or NAME.",
+            complete=complete_run,
+        ),
     ],
     host: HostOption = "127.0.0.1",
     port: PortOption = 8000,
@@ -92,6 +96,7 @@ def serve(
     Examples:
         triform serve runs/story
         triform serve runs/reviews en-fr=runs/translator --port 9000
+        triform serve reviews=runs/eight-seeds
     """
     from triform.serving import ServerOptions
 
@@ -111,12 +116,16 @@ def serve(
 
 
 def parse_runs(arguments: list[str]) -> dict[str, Path]:
-    """Return the run folders by name from arguments such as `runs/reviews` and `en-fr=runs/translator`."""
+    """Return the folders of runs and ensembles by name, from arguments such as `en-fr=runs/translator`."""
+    from triform.io.ensembles import find_member_folders
+
     runs: dict[str, Path] = {}
     for text in arguments:
         model_name, separator, folder = text.partition("=")
         path = Path(folder if separator else text)
         name = model_name if separator else path.resolve().name
+        if not separator and not path.exists() and len(find_member_folders(path)) > 1:
+            raise ConfigError(f"{text}: an ensemble of several runs needs a name; write NAME={text}")
         if not name or (separator and not folder):
             raise ConfigError(f"{text}: write NAME=RUN or RUN")
         if name in runs:

@@ -250,3 +250,5 @@ def print_seeds(seed_runs: SeedResults, *, as_json: bool) -> None:
     folder_names = [str(folder) for folder in seed_runs.folders]
     displayed_names = folder_names if len(folder_names) < 5 else [folder_names[0], "...", folder_names[-1]]
     echo(f"run folders: {', '.join(displayed_names)}")
+    if len(folder_names) > 1:
+        echo(f"ensemble:    triform evaluate {shlex.quote(str(seed_runs.path))}")

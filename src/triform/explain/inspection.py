@@ -13,6 +13,7 @@ from triform.explain.attention_maps import AttentionMap, Attribution, Explanatio
 from triform.explain.attribution import compute_attributions
 from triform.explain.recorder import has_attention, record_attention, require_attention_stacks
 from triform.generation.backend import check_finite
+from triform.models.ensemble import refuse_ensemble
 from triform.models.factory import AnyClassifier
 from triform.tasks import Task
 from triform.tasks.classify import Classify
@@ -56,6 +57,7 @@ def explain(
         ConfigError: The model has no attention, and the task is not classification; or `pad_to` is more than the
             model reads.
     """
+    refuse_ensemble(task.model, "an explanation")
     if maps and not (attributions and isinstance(task, Classify)):  # attributions do not need attention
         require_attention_stacks(task.model)  # before any text is generated
     if pad_to:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from triform.errors import ConfigError
+from triform.models.ensemble import refuse_ensemble
 from triform.nn.attention import AttentionKernel, ScoreFunction, attention_weights
 from triform.nn.masks import AttentionMask
 
@@ -77,6 +78,7 @@ def has_attention(model: nn.Module) -> bool:
 
 def require_attention_stacks(model: nn.Module) -> dict[str, list[AttentionLayer]]:
     """Return a model's attention layers by stack; raise `ConfigError` if it has none."""
+    refuse_ensemble(model, "attention")
     if not isinstance(model, AttentionModel) or not has_attention(model):
         raise ConfigError("this model is recurrent and has no attention to show; use a Transformer")
     return model.attention_stacks()

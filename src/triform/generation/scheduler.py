@@ -26,8 +26,10 @@ from triform.config import DecodeConfig, DecodingStrategy
 from triform.generation.adapters import DecoderAdapter, GenerationAdapter, Seq2SeqAdapter, TransformerAdapter
 from triform.generation.backend import Backend, EagerBackend, Request, Row, SamplePicker, TokenConstraints
 from triform.generation.beam import BeamPicker, BeamRow, BeamSettings, Hypothesis
+from triform.generation.ensemble import EnsembleAdapter
 from triform.generation.graph import GraphBackend
 from triform.generation.recurrent import RecurrentDecoderAdapter, RecurrentSeq2SeqAdapter
+from triform.models.ensemble import EnsembleDecoder, EnsembleSeq2Seq
 from triform.models.factory import AnyDecoder, AnySeq2Seq
 from triform.models.recurrent import RecurrentDecoder, RecurrentSeq2Seq
 from triform.progress import report_progress
@@ -168,13 +170,17 @@ def resolve_strategy(decode: DecodeConfig, default: DecodingStrategy) -> DecodeC
     return replace(decode, strategy=default) if decode.strategy == "auto" else decode
 
 
-def build_decoder_adapter(model: AnyDecoder, max_len: int) -> GenerationAdapter:
-    """Return the adapter of a language model, Transformer or recurrent."""
+def build_decoder_adapter(model: AnyDecoder | EnsembleDecoder, max_len: int) -> GenerationAdapter:
+    """Return the adapter of a language model: Transformer, recurrent, or an ensemble."""
+    if isinstance(model, EnsembleDecoder):
+        return EnsembleAdapter(model, [build_decoder_adapter(member, max_len) for member in model.members])
     return RecurrentDecoderAdapter(model) if isinstance(model, RecurrentDecoder) else DecoderAdapter(model, max_len)
 
 
-def build_seq2seq_adapter(model: AnySeq2Seq, max_len: int, bos: int) -> GenerationAdapter:
-    """Return the adapter of a translation model, Transformer or recurrent; targets start with token `bos`."""
+def build_seq2seq_adapter(model: AnySeq2Seq | EnsembleSeq2Seq, max_len: int, bos: int) -> GenerationAdapter:
+    """Return the adapter of a translator: Transformer, recurrent, or an ensemble. Targets start with `bos`."""
+    if isinstance(model, EnsembleSeq2Seq):
+        return EnsembleAdapter(model, [build_seq2seq_adapter(member, max_len, bos) for member in model.members])
     if isinstance(model, RecurrentSeq2Seq):
         return RecurrentSeq2SeqAdapter(model, bos)
     return Seq2SeqAdapter(model, max_len, bos)

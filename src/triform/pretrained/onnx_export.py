@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from triform.errors import CheckpointError, ConfigError, install_command
 from triform.models.encoder import Classifier
+from triform.models.ensemble import EnsembleClassifier
 from triform.nn.attention import Attention, ScoreFunction, repeat_kv
 from triform.nn.layouts import PaddedLayout
 from triform.nn.masks import AttentionMask
@@ -25,7 +26,7 @@ INPUT_NAMES, OUTPUT_NAME = ("input_ids", "attention_mask"), "logits"
 class OnnxClassifier(nn.Module):
     """A classifier with the usual ONNX inputs. The attention mask is 1 for a token and 0 for padding."""
 
-    def __init__(self, model: Classifier) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = copy.deepcopy(model)  # sizes are symbolic here and must not enter the model's caches
         for module in self.model.modules():
@@ -56,7 +57,8 @@ def write_onnx(model: nn.Module, max_len: int, path: Path) -> None:
         ConfigError: The model is not a classifier.
         CheckpointError: The packages for the export are not installed.
     """
-    if not isinstance(model, Classifier):
+    members = model.members if isinstance(model, EnsembleClassifier) else [model]
+    if not all(isinstance(member, Classifier) for member in members):
         raise ConfigError("onnx supports only classifiers; use --to hf or --to ctranslate2")
     _require_onnxscript()
     graph = OnnxClassifier(model).eval()

@@ -14,6 +14,7 @@ from torch import nn
 from triform.config import Config
 from triform.errors import CheckpointError, ConfigError
 from triform.io.files import atomic_folder
+from triform.models.ensemble import refuse_ensemble
 from triform.nn.kernels.int8 import Int8Linear
 from triform.pretrained.card_metadata import CardInfo
 from triform.pretrained.ctranslate2_export import write_ctranslate2
@@ -62,6 +63,8 @@ def export(task: Task, to: str, out: Path, info: CardInfo | None = None) -> str:
             f"--to {to} supports only Transformers, so a run with model.kind={task.config.model.kind} "
             "cannot be exported"
         )
+    if to != "onnx":  # ONNX holds any computation
+        refuse_ensemble(task.model, f"--to {to}")
     if is_reduced_precision(task.model):
         raise ConfigError("the model was opened in bf16 or int8; use Run.export, which exports the stored weights")
     # `not out.name`: the current folder cannot be replaced.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 
 from triform.errors import CheckpointError
+from triform.io.ensembles import find_member_folders
 from triform.io.run_layout import CHECKPOINTS_FOLDER, CONFIG_FILE, MODEL_FILE, TOKENS_FOLDER
 from triform.run import Run, load
 from triform.serving.endpoints import ApiError
@@ -32,6 +33,7 @@ ROUTES: dict[str, str] = {
     "translate": "POST /translate",
 }
 FileStamp = tuple[int, int, int]
+ModelStamp = tuple[FileStamp | None, ...]  # of the model file of each run of an ensemble, or of the only one
 
 
 @dataclass(kw_only=True)
@@ -41,7 +43,7 @@ class ServedModel:
     name: str
     run: Run
     worker: Worker
-    stamp: FileStamp
+    stamp: ModelStamp
     last_used: float = field(default_factory=time.monotonic)
     _measured: tuple[float, int] = field(default_factory=lambda: (time.monotonic(), 0))  # when, and tokens so far
 
@@ -108,7 +110,7 @@ class ModelRegistry:
 
     def read_settings(self, name: str) -> dict[str, Any]:
         """Return the settings of a run as its file has them, which is fast; {} if they cannot be read."""
-        path = self.path(name) / CONFIG_FILE
+        path = find_member_folders(self.path(name))[0] / CONFIG_FILE
         try:
             modified = path.stat().st_mtime_ns
             if (known := self._settings.get(path)) and known[0] == modified:
@@ -154,13 +156,13 @@ class ModelRegistry:
         with load_lock:
             if served := self._find_loaded(name, path):
                 return served
-            stamp = file_stamp(path / MODEL_FILE)
-            if stamp is None and (path / CONFIG_FILE).exists():
+            stamp = model_stamp(path)
+            if None in stamp and (path / CONFIG_FILE).exists():
                 raise CheckpointError(f"{path} has no trained model yet")
             run = load(path, device=self.options.device, precision=self.options.precision)
             limits = {"max_batch": self.options.max_batch, "max_queue": self.options.max_queue}
             worker = Worker(run, timeout=self.options.timeout, **limits)
-            served = ServedModel(name=name, run=run, worker=worker, stamp=stamp or (0, 0, 0))
+            served = ServedModel(name=name, run=run, worker=worker, stamp=stamp)
             with self._lock:
                 replaced = self._loaded.pop(name, None)
                 self._loaded[name] = served
@@ -181,7 +183,7 @@ class ModelRegistry:
         """Return a loaded model whose file has not changed."""
         with self._lock:
             served = self._loaded.get(name)
-            if served is None or file_stamp(path / MODEL_FILE) != served.stamp:
+            if served is None or model_stamp(path) != served.stamp:
                 return None
             served.last_used = time.monotonic()
             return served
@@ -258,6 +260,11 @@ def resolve_below(folder: Path, name: str) -> Path | None:
         return path if is_below and (path / CONFIG_FILE).is_file() else None
     except (OSError, RuntimeError):  # a name is too long, or links form a loop (RuntimeError in Python 3.11)
         return None
+
+
+def model_stamp(path: Path) -> ModelStamp:
+    """Return what changes when the model of a run, or one of the models of an ensemble, is replaced."""
+    return tuple(file_stamp(folder / MODEL_FILE) for folder in find_member_folders(path))
 
 
 def file_stamp(path: Path) -> FileStamp | None:

@@ -19,7 +19,7 @@ from triform.errors import TriformError
 from triform.serving.completion_choices import Choice, ChoiceBuilder, Prompt, score_prompt
 from triform.serving.endpoints import ApiError, Call, Endpoint, error_content, to_api_error
 from triform.serving.generated_texts import stream_texts
-from triform.serving.models import ServedModel, file_stamp
+from triform.serving.models import ServedModel, model_stamp
 from triform.serving.worker import GenerationRequest, GenerationUpdate
 
 if TYPE_CHECKING:
@@ -119,8 +119,8 @@ async def show_model(call: Call) -> Model:
 
 def describe_model(call: Call, name: str) -> Model:
     """Return a model with the time at which its weights were written."""
-    stamp = file_stamp(call.server.models.path(name) / "model.safetensors")
-    return Model(id=name, created=stamp[0] // 10**9 if stamp else 0)
+    stamps = [stamp for stamp in model_stamp(call.server.models.path(name)) if stamp]
+    return Model(id=name, created=max(stamps)[0] // 10**9 if stamps else 0)
 
 
 async def create_completion(call: Call) -> Completion | Response:
@@ -197,15 +197,13 @@ def encode_prompts(body: CompletionRequest, run: Run) -> list[Prompt]:
 
 
 def _encode_prompt(prompt: str | list[int], run: Run) -> Prompt:
-    from triform.models.recurrent import RecurrentDecoder
-
     tokenizer, max_len = run.task.tokenizer, run.config.data.max_len
     generator: Any = run.task.predictor
     tokens: list[int] = generator.encode_prompt(prompt) if isinstance(prompt, str) else prompt
     vocab_size = tokenizer.vocab_size
     if not tokens or not all(0 <= token < vocab_size for token in tokens):
         raise ApiError(400, f"prompt: expected tokens from 0 to {vocab_size - 1}", param="prompt")
-    if len(tokens) > max_len and not isinstance(run.task.model, RecurrentDecoder):
+    if len(tokens) > max_len and not run.config.model.is_recurrent:
         raise ApiError(
             400, f"prompt: it has {len(tokens)} tokens, and this model reads at most {max_len}", param="prompt"
         )

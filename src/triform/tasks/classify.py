@@ -28,6 +28,7 @@ from triform.evaluation.label_details import (
 )
 from triform.evaluation.metrics import Labels, Metrics, accuracy, macro_f1
 from triform.generation.backend import check_finite
+from triform.models.ensemble import refuse_ensemble
 from triform.models.factory import AnyClassifier, build_classifier
 from triform.nn.kernels.dispatch import use_fast_kernels
 from triform.nn.kernels.packing import pack
@@ -98,6 +99,7 @@ class ClassificationPredictor(Predictor):
         """Return the input of the classification head: one row of `d_model` numbers for each text."""
         vectors: NDArray[np.float32] = np.empty((len(texts), self.task.config.model.d_model), dtype=np.float32)
         model = self.task.model
+        refuse_ensemble(model, "a vector of a text")
         for indices, tokens, keep in iter_inputs(self.task, self._encode(texts)):
             layout = as_layout(keep)
             vectors[indices] = model.pool(layout, model.encoder(tokens, layout)).float().cpu().numpy()

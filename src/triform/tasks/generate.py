@@ -26,7 +26,6 @@ from triform.generation.backend import Request, TokenConstraints
 from triform.generation.next_tokens import top_next_tokens
 from triform.generation.scheduler import build_decoder_adapter, generate, resolve_strategy, row_seeds
 from triform.models.factory import AnyDecoder, build_decoder
-from triform.models.recurrent import RecurrentDecoder
 from triform.nn.kernels.dispatch import use_fast_kernels
 from triform.nn.loss import IGNORE_INDEX
 from triform.progress import track_progress
@@ -96,7 +95,7 @@ class TextGenerator(Predictor):
     def _read_part(self, prompt: list[int], keep: Keep | None) -> tuple[list[int], list[str]]:
         """Return the part of a prompt that the model reads, and a note if that is not all of it."""
         max_len = self.task.config.data.max_len
-        if len(prompt) <= max_len or isinstance(self.task.model, RecurrentDecoder):
+        if len(prompt) <= max_len or self.task.config.model.is_recurrent:
             return prompt, []
         return truncate_with_notes(prompt, max_len, "prompt", keep_last=keep != "first")
 
