@@ -382,5 +382,5 @@ def load(
         triform.errors.CheckpointError: no/such/run: no such run folder
     """
     options: dict[str, Any] = {"adapter": adapter, "checkpoint": checkpoint, "verify": verify}
-    opened = open_task(join_run_paths(path), device=device, precision=precision, **options)
-    return Run(verify=verify, **vars(opened))
+    loaded_task = open_task(join_run_paths(path), device=device, precision=precision, **options)
+    return Run(verify=verify, **vars(loaded_task))

@@ -127,9 +127,9 @@ def test_a_wide_beam_finds_the_best_of_all_texts(length_penalty: float) -> None:
     expected = sorted(((score(words), list(words)) for words in texts), reverse=True)
     decode = DecodeConfig(strategy="beam", beam_size=16, length_penalty=length_penalty)
     request = Request(source[0].tolist(), limit, 0, decode)
-    found = search_n_best(build_seq2seq_adapter(ensemble, 64, BOS), [request], CONSTRAINTS, n_best=3)[0]
-    assert [hypothesis.tokens for hypothesis in found] == [tokens for _, tokens in expected[:3]]
-    assert [hypothesis.score for hypothesis in found] == pytest.approx(
+    hypotheses = search_n_best(build_seq2seq_adapter(ensemble, 64, BOS), [request], CONSTRAINTS, n_best=3)[0]
+    assert [hypothesis.tokens for hypothesis in hypotheses] == [tokens for _, tokens in expected[:3]]
+    assert [hypothesis.score for hypothesis in hypotheses] == pytest.approx(
         [value for value, _ in expected[:3]], abs=1e-5
     )
 
