@@ -119,7 +119,8 @@ def workspace(
 ) -> Path:
     """The files and runs that the examples name."""
     folder = tmp_path_factory.mktemp("workspace")
-    for name, run in {"reviews": classifier, "story": writer, "translator": translator}.items():
+    seeds = {f"eight/seed-{seed}": classifier for seed in range(2)}
+    for name, run in {"reviews": classifier, "story": writer, "translator": translator, **seeds}.items():
         shutil.copytree(run, folder / "runs" / name)
     (folder / "large.jsonl.gz").write_bytes(gzip.compress(b'{"text": "the soup was lovely"}\n'))
     for name in ("reviews.csv", "test.csv", "new.csv"):

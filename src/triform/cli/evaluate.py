@@ -111,7 +111,7 @@ def evaluate(
         triform evaluate runs/reviews --data easy=test.csv --data hard=new.csv
         triform evaluate runs/reviews --data test.csv --lengths 8,16
         triform evaluate runs/reviews --data test.csv --details
-        triform evaluate runs/eight-seeds --data test.csv
+        triform evaluate runs/eight --data test.csv
     """
     from triform.errors import ConfigError
 

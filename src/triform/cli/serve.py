@@ -96,7 +96,7 @@ def serve(
     Examples:
         triform serve runs/story
         triform serve runs/reviews en-fr=runs/translator --port 9000
-        triform serve reviews=runs/eight-seeds
+        triform serve reviews=runs/eight
     """
     from triform.serving import ServerOptions
 
