@@ -26,7 +26,7 @@ from triform.nn.kernels.precision import cast_model
 from triform.tasks.generate import Generate
 from triform.tasks.translate import Translate
 from triform.text import BOS, EOS, PAD, UNK, Tokenizer, train_tokenizer
-from triform.text.base import SPECIAL_TOKENS
+from triform.text.tokens import SPECIAL_TOKENS
 
 BANNED_TOKENS = (PAD, UNK, BOS, EOS)
 TokenRows = list[list[int]]

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from triform.errors import CheckpointError
 from triform.io.files import atomic_files
-from triform.text.base import TokenRows, token_dtype
+from triform.text.base import token_dtype
+from triform.text.tokens import TokenRows
 
 Tokens = NDArray[Any]  # uint16 or uint32
 HEADER = struct.Struct("<8sII")

@@ -4,6 +4,7 @@ It uses neither torch nor automatic differentiation. Parameters have the names o
 implementations can use the same weights and run folders. `docs/scratch.md` explains the code layer by layer.
 """
 
-from triform.scratch.estimators import LanguageModel, TextClassifier, Translator, load
+from triform.scratch.estimators import LanguageModel, TextClassifier, Translator
+from triform.scratch.loading import load
 
 __all__ = ["LanguageModel", "TextClassifier", "Translator", "load"]

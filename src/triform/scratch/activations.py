@@ -76,7 +76,15 @@ ACTIVATIONS: dict[str, type[Module]] = {"relu": ReLU, "gelu": GELU, "gelu_tanh":
 
 
 def apply_blockwise(x: Array, evaluate: Any) -> tuple[Array, Array]:
-    """Return a function and its derivative at every x, computed block by block."""
+    """Return a function and its derivative at every x, computed block by block.
+
+    Args:
+        x: Any array.
+        evaluate: A function that writes values and derivatives of a block of x to two arrays.
+
+    Returns:
+        The values and the derivatives.
+    """
     y, slope = np.empty(x.shape, x.dtype), np.empty(x.shape, x.dtype)
     flat = x.reshape(-1), y.reshape(-1), slope.reshape(-1)
     for start in range(0, x.size, BLOCK_SIZE):

@@ -18,12 +18,28 @@ Masks = Sequence[Array]  # each is added to the scores (B, H, T, S)
 
 
 def causal_mask(length: int, dtype: Any) -> Array:  # -> (T, T)
-    """Return the mask that lets position t read only positions s ≤ t."""
+    """Return the mask that lets position t read only positions s ≤ t.
+
+    Args:
+        length: The number of positions.
+        dtype: The type of the scores to which the mask is added.
+
+    Returns:
+        0 where a position may be read, and a very negative number elsewhere.
+    """
     return np.triu(np.full((length, length), MASK_VALUE, dtype), k=1)
 
 
 def padding_mask(keep: Array, dtype: Any) -> Array:  # (B, S) -> (B, 1, 1, S)
-    """Return the mask that hides padding from all queries."""
+    """Return the mask that hides padding from all queries.
+
+    Args:
+        keep: True for tokens, False for padding.
+        dtype: The type of the scores to which the mask is added.
+
+    Returns:
+        0 where a position may be read, and a very negative number elsewhere.
+    """
     return np.where(keep, 0, MASK_VALUE).astype(dtype)[:, None, None, :]
 
 
@@ -33,6 +49,15 @@ def softmax(scores: Array) -> Array:
     Subtracting a constant from a row does not change its softmax and keeps exp from overflowing. The maximum over
     all rows is the fastest constant to compute. If a row is so far below it that its weights vanish, the maximum of
     each row is used instead. A row whose keys are all masked has only weights of 0.
+
+    Args:
+        scores: Any array; masked scores are very negative.
+
+    Returns:
+        Weights of the same shape.
+
+    >>> softmax(np.log([[1.0, 3.0]])).round(2).tolist()
+    [[0.25, 0.75]]
     """
     weights = np.exp(scores - max(scores.max(), MASK_THRESHOLD))
     sums = _row_sums(weights)
@@ -54,7 +79,20 @@ AttentionBackward = Callable[[Array, Array, Array, Array], None]  # dy, and the 
 def scaled_dot_product_attention(
     q: Array, k: Array, v: Array, masks: Masks, scale: float, rate: float, rng: OptionalRng
 ) -> tuple[Array, AttentionBackward]:  # (B, H, T, Dh), twice (B, H, S, Dh) -> (B, T, H, Dh)
-    """Return softmax(scale · q kᵀ + masks) v, with dropout of `rate` on the weights."""
+    """Return softmax(scale · q kᵀ + masks) v, with dropout of `rate` on the weights.
+
+    Args:
+        q: The queries of all heads.
+        k: The keys.
+        v: The values.
+        masks: Arrays that are added to the scores.
+        scale: The factor of the scores, usually 1/√Dh.
+        rate: The dropout probability of the weights.
+        rng: The random generator of dropout; None disables dropout.
+
+    Returns:
+        The weighted means, with the heads after the positions, and the backward function.
+    """
     scores = q @ k.swapaxes(-1, -2)  # (B, H, T, S)
     scores *= scale
     for mask in masks:
@@ -79,7 +117,11 @@ def scaled_dot_product_attention(
 
 
 class MultiHeadAttention(Module):
-    """Multi-head attention with queries from `x` and keys and values from `source`."""
+    """Multi-head attention with queries from `x` and keys and values from `source`.
+
+    Args:
+        config: The model settings.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         self.n_heads, self.rate = config.n_heads, config.attention_dropout
@@ -107,7 +149,15 @@ class MultiHeadAttention(Module):
         return output, backward
 
     def split_heads(self, x: Array, n_parts: int) -> Array:  # (B, T, parts · D) -> (parts, B, H, T, Dh)
-        """Return a view with the features split into heads."""
+        """Return a view with the features split into heads.
+
+        Args:
+            x: Features of one or more parts side by side.
+            n_parts: 1 for queries, 2 for keys and values.
+
+        Returns:
+            A view, so writing to it changes `x`.
+        """
         b, t, _ = x.shape
         return x.reshape(b, t, n_parts, self.n_heads, -1).transpose(2, 0, 3, 1, 4)
 
@@ -115,7 +165,16 @@ class MultiHeadAttention(Module):
 def self_attention(
     attention: MultiHeadAttention, masks: Masks, rng: OptionalRng
 ) -> Callable[[Array], tuple[Array, Backward]]:
-    """Return attention in which `source` is `x` itself, so that both gradients add up."""
+    """Return attention in which `source` is `x` itself, so that both gradients add up.
+
+    Args:
+        attention: The layer.
+        masks: Arrays that are added to the scores.
+        rng: The random generator of dropout; None disables dropout.
+
+    Returns:
+        A function from `x` to the output and the backward function.
+    """
 
     def sublayer(x: Array) -> tuple[Array, Backward]:
         y, attention_backward = attention(x, x, masks, rng)

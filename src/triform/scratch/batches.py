@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from triform.config import TrainConfig
+from triform.config import Config, TrainConfig
 from triform.scratch.module import Array
 from triform.text import PAD
 
@@ -56,3 +57,10 @@ def batches_by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[Array
     sizes = np.array(lengths, np.int64)
     order = np.argsort(sizes, kind="stable")
     return iter(batch_by_budget(order, sizes, TrainConfig(batch_tokens=max_tokens))) if len(order) else iter(())
+
+
+def resolve_batch_rows(config: Config, width: int) -> Config:
+    """Return the config with a batch size in rows, because all windows have the same width."""
+    train = config.train
+    batch_rows = train.batch_size or max(1, train.batch_tokens // width)
+    return replace(config, train=replace(train, batch_size=batch_rows, batch_tokens=0))

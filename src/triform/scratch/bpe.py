@@ -23,8 +23,9 @@ from itertools import pairwise
 from typing import Self
 
 from triform.errors import ConfigError
-from triform.text.base import REPLACEMENT, SPECIAL_TOKENS, UNK
+from triform.text.base import REPLACEMENT
 from triform.text.bpe import MIN_PAIR_COUNT, byte_characters
+from triform.text.tokens import SPECIAL_TOKENS, UNK
 
 Merge = tuple[bytes, bytes]  # two pieces that become one
 
@@ -97,15 +98,36 @@ class BytePairEncoder:
         return cls(list(learn_merges(word_counts, n_new)))
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text."""
+        """Return the token ids of a text.
+
+        Args:
+            text: The text.
+
+        Returns:
+            The ids, which index `pieces`.
+        """
         return [self.ids[piece] for word in split_words(text) for piece in self.merge_steps(word)[-1]]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of token ids. Bytes that are not valid UTF-8 become a replacement character."""
+        """Return the text of token ids. Bytes that are not valid UTF-8 become a replacement character.
+
+        Args:
+            tokens: The ids.
+
+        Returns:
+            The text.
+        """
         return b"".join(self.pieces[token] for token in tokens).decode("utf-8", errors="replace")
 
     def merge_steps(self, word: str) -> list[list[bytes]]:
-        """Return how a word is split: its bytes, then the pieces after each merge. The last entry is the result."""
+        """Show how a word is split: its bytes, then the pieces after each merge. The last entry is the result.
+
+        Args:
+            word: One word, as `split_words` returns it.
+
+        Returns:
+            One list of pieces for each step.
+        """
         pieces = [bytes([byte]) for byte in word.encode()]
         steps = [pieces]
         while known := [pair for pair in pairwise(pieces) if pair in self.ranks]:
@@ -118,6 +140,9 @@ def initial_pieces() -> list[bytes]:
     """Return the pieces of the tokens before the first merge: special tokens, then the 256 bytes.
 
     The bytes are in the order of the visible characters that the library writes for them.
+
+    Returns:
+        The bytes of each token, by its id.
     """
     special = [REPLACEMENT.encode() if token == UNK else b"" for token in range(len(SPECIAL_TOKENS))]
     characters = byte_characters()
@@ -127,6 +152,12 @@ def initial_pieces() -> list[bytes]:
 def split_words(text: str) -> list[str]:
     """Cut a text into words; joined together they are the text.
 
+    Args:
+        text: The text.
+
+    Returns:
+        The words, each with the space before it.
+
     >>> split_words("We're 1,234 miles away!")
     ['We', "'re", ' ', '1', ',', '234', ' miles', ' away', '!']
     """
@@ -134,7 +165,18 @@ def split_words(text: str) -> list[str]:
 
 
 def apply_merge(pieces: Sequence[bytes], merge: Merge) -> list[bytes]:
-    """Replace every occurrence of a pair by one piece, from left to right."""
+    """Replace every occurrence of a pair by one piece, from left to right.
+
+    Args:
+        pieces: The pieces of a word.
+        merge: The pair.
+
+    Returns:
+        The pieces after the merge.
+
+    >>> apply_merge([b"l", b"o", b"l", b"o"], (b"l", b"o"))
+    [b'lo', b'lo']
+    """
     merged: list[bytes] = []
     index = 0
     while index < len(pieces):
@@ -156,6 +198,9 @@ def learn_merges(word_counts: Counter[str], n_new: int) -> Iterator[Merge]:
     Args:
         word_counts: How often each word occurs.
         n_new: How many new pieces to make.
+
+    Yields:
+        A pair of pieces.
     """
     words = [[bytes([byte]) for byte in word.encode()] for word in word_counts]
     counts = list(word_counts.values())

@@ -5,26 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from typing import Self
 
 import numpy as np
 
-from triform.config import Config, DataConfig, DataSizes, DecodeConfig
-from triform.errors import ConfigError, DataError
-from triform.io.migration import migrate_tensors
-from triform.io.run_layout import MODEL_FILE
-from triform.scratch import generation, run_folder, weights
+from triform.config import DataSizes, DecodeConfig
+from triform.errors import DataError
+from triform.scratch import generation
 from triform.scratch.attention import padding_mask, softmax
-from triform.scratch.batches import batches_by_length, pad
+from triform.scratch.batches import batches_by_length, pad, resolve_batch_rows
 from triform.scratch.loss import IGNORE_INDEX
 from triform.scratch.models import EncoderClassifier, EncoderDecoder, TransformerDecoder
 from triform.scratch.module import Array, SharedInput
 from triform.scratch.numpy_estimator import NumpyEstimator
-from triform.scratch.supported import check_tokenizer, resolve_defaults
 from triform.scratch.training import TrainingBatch, TrainingData, epoch_sampler, window_sampler
 from triform.scratch.validation import derive_row_seeds, resolve_label_names
-from triform.text import BOS, EOS, Tokenizer, load_tokenizer, train_tokenizer
+from triform.text import BOS, EOS, Tokenizer, train_tokenizer
 
 MAX_PREDICT_TOKENS = 8_192  # tokens in a batch of predictions
 
@@ -57,6 +53,10 @@ class TextClassifier(NumpyEstimator):
     def fit(self, texts: Iterable[str], labels: Iterable[str]) -> Self:
         """Train on texts and their labels.
 
+        Args:
+            texts: The texts.
+            labels: The label of each text.
+
         Raises:
             ConfigError: A setting is not supported.
             DataError: The data cannot be used, for example because there is only one label.
@@ -87,7 +87,17 @@ class TextClassifier(NumpyEstimator):
         return [row or [EOS] for row in self.tokenizer.encode_batch(texts)]
 
     def predict_proba(self, texts: Iterable[str]) -> Array:  # -> (texts, labels)
-        """Return the probability of each label, in the order of `labels`."""
+        """Compute the probability of each label.
+
+        Args:
+            texts: The texts.
+
+        Returns:
+            One row for each text, one column for each of `labels`.
+
+        Raises:
+            DataError: The model is not fitted yet.
+        """
         self.check_fitted()
         rows = [
             row[: self.config.data.max_len]
@@ -100,7 +110,17 @@ class TextClassifier(NumpyEstimator):
         return probabilities
 
     def predict(self, texts: Iterable[str]) -> list[str]:
-        """Return the most likely label of each text."""
+        """Return the most likely label of each text.
+
+        Args:
+            texts: The texts.
+
+        Returns:
+            One of `labels` for each text.
+
+        Raises:
+            DataError: The model is not fitted yet.
+        """
         return [self.labels[index] for index in self.predict_proba(texts).argmax(axis=-1).tolist()]
 
 
@@ -122,7 +142,16 @@ class LanguageModel(NumpyEstimator):
     model_class = TransformerDecoder
 
     def fit(self, texts: str | Iterable[str]) -> Self:
-        """Train on one text or on several documents."""
+        """Train on one text or on several documents.
+
+        Args:
+            texts: One text, or documents that end with an end token each.
+
+        Raises:
+            ConfigError: A setting is not supported.
+            DataError: There is too little text.
+            DivergedError: Training diverged.
+        """
         return self.fit_copy(texts)
 
     def prepare_data(self, texts: str | Iterable[str]) -> TrainingData:
@@ -156,6 +185,12 @@ class LanguageModel(NumpyEstimator):
             prompts: The texts to continue. An empty prompt starts a new line.
             decode_config: Decoding settings. The default is those of the config.
             seed: The random seed for sampling.
+
+        Returns:
+            The new text for each prompt, without the prompt.
+
+        Raises:
+            DataError: The model is not fitted yet, or a prompt has characters that it does not know.
         """
         self.check_fitted()
         decode_config, tokenizer, max_len = (
@@ -168,7 +203,7 @@ class LanguageModel(NumpyEstimator):
         ]
 
         def compute_logits(rows: Array, texts: list[list[int]]) -> Array:
-            contexts = [slide_context(text, max_len) for text in texts]
+            contexts = [generation.slide_context(text, max_len) for text in texts]
             states, _ = self.model.states(pad(contexts)[0])
             return self.model.lm_head(states[np.arange(len(contexts)), [len(text) - 1 for text in contexts]])[0]
 
@@ -180,12 +215,23 @@ class LanguageModel(NumpyEstimator):
             derive_row_seeds(self.config, seed, len(prompt_tokens)),
         )
         new_tokens = generation.generate_tokens(request, decode_config, default="sample")
-        return [decode_continuation(tokenizer, *pair) for pair in zip(prompt_tokens, new_tokens, strict=True)]
+        pairs = zip(prompt_tokens, new_tokens, strict=True)
+        return [generation.decode_continuation(tokenizer, *pair) for pair in pairs]
 
     predict = generate
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Encode a prompt. An empty one becomes a newline or, if the vocabulary has none, an end token."""
+        """Encode a prompt. An empty one becomes a newline or, if the vocabulary has none, an end token.
+
+        Args:
+            text: The prompt.
+
+        Returns:
+            At least one token.
+
+        Raises:
+            DataError: The prompt has words or characters that are not in the vocabulary.
+        """
         if unknown := self.tokenizer.find_unknown(text):
             examples = ", ".join(map(repr, unknown[:5]))
             raise DataError(f"the prompt contains text that is not in the vocabulary: {examples}; remove it")
@@ -221,7 +267,17 @@ class Translator(NumpyEstimator):
         return list(self.tokenizers.values())[-1]
 
     def fit(self, sources: Iterable[str], targets: Iterable[str]) -> Self:
-        """Train on sentences and their translations."""
+        """Train on sentences and their translations.
+
+        Args:
+            sources: The sentences.
+            targets: Their translations, in the same order.
+
+        Raises:
+            ConfigError: A setting is not supported.
+            DataError: The data cannot be used.
+            DivergedError: Training diverged.
+        """
         return self.fit_copy(sources, targets)
 
     def prepare_data(self, sources: Iterable[str], targets: Iterable[str]) -> TrainingData:
@@ -264,7 +320,19 @@ class Translator(NumpyEstimator):
     def translate(
         self, texts: Iterable[str], decode_config: DecodeConfig | None = None, seed: int | None = None
     ) -> list[str]:
-        """Return a translation of each text. See `LanguageModel.generate` for the arguments."""
+        """Translate sentences, by default with beam search.
+
+        Args:
+            texts: The sentences.
+            decode_config: Decoding settings. The default is those of the config.
+            seed: The random seed for sampling.
+
+        Returns:
+            One translation for each sentence.
+
+        Raises:
+            DataError: The model is not fitted yet.
+        """
         self.check_fitted()
         decode_config, max_len = decode_config or self.config.decode, self.config.data.max_len
         rows = [
@@ -301,70 +369,3 @@ class Translator(NumpyEstimator):
             return self.model.lm_head(states[:, -1])[0]
 
         return compute_logits
-
-
-ESTIMATORS: dict[str, type[NumpyEstimator]] = {
-    estimator_class.task: estimator_class for estimator_class in (TextClassifier, LanguageModel, Translator)
-}
-
-
-def load(path: str | Path, *, verify: bool = True) -> TextClassifier | LanguageModel | Translator:
-    """Open a run folder that `triform.scratch` or `triform train` wrote.
-
-    Args:
-        path: The run folder.
-        verify: Compare the files with their digests.
-
-    Raises:
-        CheckpointError: The folder is not a run folder, or is damaged.
-        ConfigError: The run uses a setting that the NumPy models do not support.
-
-    >>> load("no/such/run")
-    Traceback (most recent call last):
-    ...
-    triform.errors.CheckpointError: no/such/run: no such run folder
-    """
-    run_path = Path(path)
-    config = run_folder.read_config(run_path, verify=verify)
-    try:
-        estimator = ESTIMATORS[config.task](config)
-        has_two_tokenizers = config.task == "translate" and not config.tokenizer.joint_vocab
-        file_names = (
-            ["tokenizer.source.json", "tokenizer.target.json"] if has_two_tokenizers else ["tokenizer.json"]
-        )
-        estimator.tokenizers = {file_name: load_tokenizer(run_path / file_name) for file_name in file_names}
-        for tokenizer in estimator.tokenizers.values():
-            check_tokenizer(tokenizer)
-        estimator.build_model()
-        estimator.initial_config = clear_data_settings(config)
-    except ConfigError as error:
-        raise ConfigError(f"{run_path}: {error}") from None
-    model_path = run_path / MODEL_FILE
-    weights.load_state_dict(estimator.weights, migrate_tensors(weights.load_tensors(model_path)), str(model_path))
-    assert isinstance(estimator, TextClassifier | LanguageModel | Translator)
-    return estimator
-
-
-def clear_data_settings(config: Config) -> Config:
-    """Return the settings of a run without those that were derived from its data."""
-    return resolve_defaults(replace(config, data=DataConfig(), tokenizer=replace(config.tokenizer, vocab_size=0)))
-
-
-def slide_context(tokens: list[int], max_len: int) -> list[int]:
-    """Return the tokens that the model reads. When a text exceeds the context, only its newer half is kept."""
-    half = max_len // 2
-    overflow = len(tokens) - max_len - 1
-    return tokens if overflow < 0 else tokens[-(half + 1 + overflow % (max_len - half)) :]
-
-
-def decode_continuation(tokenizer: Tokenizer, prompt: list[int], tokens: list[int]) -> str:
-    """Return the text that the tokens add to the prompt, with the right spaces between words."""
-    prompt_text, full_text = tokenizer.decode(prompt), tokenizer.decode(prompt + tokens)
-    return full_text[len(prompt_text) :] if full_text.startswith(prompt_text) else tokenizer.decode(tokens)
-
-
-def resolve_batch_rows(config: Config, width: int) -> Config:
-    """Return the config with a batch size in rows, because all windows have the same width."""
-    train = config.train
-    batch_rows = train.batch_size or max(1, train.batch_tokens // width)
-    return replace(config, train=replace(train, batch_size=batch_rows, batch_tokens=0))

@@ -13,7 +13,7 @@ import numpy as np
 from triform.config import DecodeConfig
 from triform.scratch.attention import softmax
 from triform.scratch.module import Array
-from triform.text import BOS, EOS, PAD, UNK
+from triform.text import BOS, EOS, PAD, UNK, Tokenizer
 
 BANNED_TOKENS = (PAD, UNK, BOS)
 NEG_INF = -np.inf
@@ -31,7 +31,16 @@ class DecodeRequest(NamedTuple):
 
 
 def generate_tokens(request: DecodeRequest, config: DecodeConfig, *, default: str) -> list[list[int]]:
-    """Return the new tokens of each row without the end token. `default` is the strategy for "auto"."""
+    """Generate tokens by the strategy of the settings.
+
+    Args:
+        request: The model, the prompts, the limits and the seeds.
+        config: The decoding settings.
+        default: The strategy for "auto".
+
+    Returns:
+        The new tokens of each row, without the end token.
+    """
     strategy = default if config.strategy == "auto" else config.strategy
     if not request.prompts:
         return []
@@ -53,7 +62,15 @@ TokenChooser = Callable[[Array, Array], Array]  # logits (N, V) and row indices 
 
 
 def greedy(config: DecodeConfig, seeds: Sequence[int]) -> TokenChooser:
-    """Return a function that chooses the most likely token of each row."""
+    """Return a function that chooses the most likely token of each row.
+
+    Args:
+        config: Not used.
+        seeds: Not used.
+
+    Returns:
+        A function from logits and row indices to tokens.
+    """
     return lambda logits, rows: logits.argmax(axis=-1)
 
 
@@ -62,6 +79,13 @@ def sample(config: DecodeConfig, seeds: Sequence[int]) -> TokenChooser:
 
     Each row has a random generator, which gives the same numbers as torch, so both implementations sample the same
     text.
+
+    Args:
+        config: The decoding settings, of which `temperature`, `top_k` and `top_p` are used.
+        seeds: The random seed of each row.
+
+    Returns:
+        A function from logits and row indices to tokens.
     """
     generators = [np.random.RandomState(seed % (1 << 32)) for seed in seeds]
 
@@ -84,14 +108,36 @@ STRATEGIES: dict[str, Callable[[DecodeConfig, Sequence[int]], TokenChooser]] = {
 
 
 def top_k(logits: Array, k: int) -> Array:
-    """Set all but the k largest logits to minus infinity. With 0, all are kept."""
+    """Keep only the k largest logits of each row.
+
+    Args:
+        logits: One row for each text.
+        k: The number of tokens to keep; 0 keeps all.
+
+    Returns:
+        The logits, with minus infinity for the others.
+
+    >>> top_k(np.array([[1.0, 3.0, 2.0]]), 2).tolist()
+    [[-inf, 3.0, 2.0]]
+    """
     if not 0 < k < logits.shape[-1]:
         return logits
     return np.where(logits < np.partition(logits, -k, axis=-1)[:, -k, None], NEG_INF, logits)
 
 
 def top_p(logits: Array, p: float) -> Array:
-    """Keep the smallest set of tokens whose probabilities sum to p. The most likely token is always kept."""
+    """Keep the smallest set of tokens whose probabilities sum to p. The most likely token is always kept.
+
+    Args:
+        logits: One row for each text.
+        p: The sum of probabilities to keep; 1 keeps all.
+
+    Returns:
+        The logits, with minus infinity for the others.
+
+    >>> top_p(np.log([[0.5, 0.3, 0.2]]), 0.6).round(1).tolist()
+    [[-0.7, -1.2, -inf]]
+    """
     if p >= 1:
         return logits
     order = np.argsort(-logits, axis=-1, kind="stable")
@@ -102,7 +148,15 @@ def top_p(logits: Array, p: float) -> Array:
 
 
 def decode_stepwise(request: DecodeRequest, choose: TokenChooser) -> list[list[int]]:
-    """Generate one token per row and step until every row has ended or reached its limit."""
+    """Generate one token per row and step until every row has ended or reached its limit.
+
+    Args:
+        request: The model, the prompts and the limits.
+        choose: A function from logits and row indices to tokens.
+
+    Returns:
+        The new tokens of each row, without the end token.
+    """
     texts = [list(text) for text in request.prompts]
     new_tokens: list[list[int]] = [[] for _ in texts]
     rows = np.arange(len(texts))
@@ -121,7 +175,14 @@ def decode_stepwise(request: DecodeRequest, choose: TokenChooser) -> list[list[i
 
 
 def log_softmax(logits: Array) -> Array:
-    """Return the logarithm of the softmax over the last axis."""
+    """Return the logarithm of the softmax over the last axis.
+
+    Args:
+        logits: Any array.
+
+    Returns:
+        Logarithms of probabilities, in the same shape.
+    """
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
@@ -132,6 +193,13 @@ def beam_search(request: DecodeRequest, config: DecodeConfig) -> list[list[int]]
     A hypothesis finishes if its end token is among the `beam_size` best steps of its row. A row is done when
     `beam_size` hypotheses have finished and no unfinished one scores higher, or at its limit. Unfinished hypotheses
     are returned only if none has finished.
+
+    Args:
+        request: The model, the prompts and the limits.
+        config: The decoding settings, of which `beam_size` and `length_penalty` are used.
+
+    Returns:
+        The new tokens of each row, without the end token.
     """
     size = config.beam_size
     results: list[list[int]] = [[] for _ in request.prompts]
@@ -188,3 +256,33 @@ class BeamHypotheses:
             (log_prob / penalty, text) for log_prob, text in zip(self.log_probs.tolist(), self.texts, strict=True)
         ]
         return max(self.finished or unfinished or [(NEG_INF, [])], key=lambda hypothesis: hypothesis[0])[1]
+
+
+def slide_context(tokens: list[int], max_len: int) -> list[int]:
+    """Return the tokens that the model reads. When a text exceeds the context, only its newer half is kept.
+
+    Args:
+        tokens: The text so far.
+        max_len: The number of tokens that the model reads.
+
+    Returns:
+        The newest tokens, at most `max_len`.
+    """
+    half = max_len // 2
+    overflow = len(tokens) - max_len - 1
+    return tokens if overflow < 0 else tokens[-(half + 1 + overflow % (max_len - half)) :]
+
+
+def decode_continuation(tokenizer: Tokenizer, prompt: list[int], tokens: list[int]) -> str:
+    """Return the text that the tokens add to the prompt, with the right spaces between words.
+
+    Args:
+        tokenizer: The tokenizer.
+        prompt: The tokens of the prompt.
+        tokens: The new tokens.
+
+    Returns:
+        The new text.
+    """
+    prompt_text, full_text = tokenizer.decode(prompt), tokenizer.decode(prompt + tokens)
+    return full_text[len(prompt_text) :] if full_text.startswith(prompt_text) else tokenizer.decode(tokens)

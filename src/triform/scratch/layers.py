@@ -13,7 +13,12 @@ OptionalRng = np.random.Generator | None  # random generator for dropout; None d
 
 
 class Linear(Module):
-    """A linear layer without bias: y = x Wᵀ."""
+    """A linear layer without bias: y = x Wᵀ.
+
+    Args:
+        n_in: The number of input features.
+        n_out: The number of output features.
+    """
 
     def __init__(self, n_in: int, n_out: int) -> None:
         self.weight = Parameter(n_out, n_in)
@@ -34,7 +39,12 @@ class Linear(Module):
 
 
 class LinearWithBias(Linear):
-    """A linear layer with bias: y = x Wᵀ + b."""
+    """A linear layer with bias: y = x Wᵀ + b.
+
+    Args:
+        n_in: The number of input features.
+        n_out: The number of output features.
+    """
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out)
@@ -58,7 +68,11 @@ def build_linear(n_in: int, n_out: int, *, bias: bool) -> Linear:
 
 
 class LayerNorm(Module):
-    """Layer norm: y = w · n with n = (x - mean) / √(variance + ε), with mean and variance over the features."""
+    """Layer norm: y = w · n with n = (x - mean) / √(variance + ε), with mean and variance over the features.
+
+    Args:
+        width: The number of features.
+    """
 
     EPSILON = 1e-5
 
@@ -88,7 +102,11 @@ class LayerNorm(Module):
 
 
 class LayerNormWithBias(LayerNorm):
-    """LayerNorm with a bias that is added to the output."""
+    """LayerNorm with a bias that is added to the output.
+
+    Args:
+        width: The number of features.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
@@ -140,7 +158,12 @@ def sum_over_rows(x: Array, other: Array | None = None) -> Array:  # (…, D) ->
 
 
 class Embedding(Module):
-    """Look up the rows of W with the given indices."""
+    """Look up the rows of W with the given indices.
+
+    Args:
+        n_rows: The number of indices.
+        width: The number of features.
+    """
 
     def __init__(self, n_rows: int, width: int) -> None:
         self.weight = Parameter(n_rows, width)
@@ -169,7 +192,12 @@ class NoPositionEmbedding(Module):
 
 
 class LearnedPositions(Module):
-    """Learned positions: x_t + P_t with one trained vector per position."""
+    """Learned positions: x_t + P_t with one trained vector per position.
+
+    Args:
+        max_len: The number of positions.
+        width: The number of features.
+    """
 
     def __init__(self, max_len: int, width: int) -> None:
         self.table = Embedding(max_len, width)
@@ -186,7 +214,12 @@ class LearnedPositions(Module):
 
 
 class SinusoidalPositions(Module):
-    """Sinusoidal positions: x_t + P_t with P_tk = sin(t · 10000^(-k/D)) for even k, and cos after each sine."""
+    """Sinusoidal positions: x_t + P_t with P_tk = sin(t · 10000^(-k/D)) for even k, and cos after each sine.
+
+    Args:
+        max_len: The number of positions.
+        width: The number of features.
+    """
 
     def __init__(self, max_len: int, width: int) -> None:
         self.table = sinusoidal_table(max_len, width)
@@ -196,7 +229,18 @@ class SinusoidalPositions(Module):
 
 
 def sinusoidal_table(max_len: int, width: int) -> Array:
-    """Return the position vectors of `SinusoidalPositions`, (T, D)."""
+    """Return the position vectors of `SinusoidalPositions`, (T, D).
+
+    Args:
+        max_len: The number of positions.
+        width: The number of features; an even number.
+
+    Returns:
+        One row per position.
+
+    >>> sinusoidal_table(2, 4).round(2).tolist()
+    [[0.0, 1.0, 0.0, 1.0], [0.84, 0.54, 0.01, 1.0]]
+    """
     angle = np.arange(max_len)[:, None] * 10_000.0 ** (-np.arange(0, width, 2) / width)  # (T, D/2)
     return np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(max_len, width)
 
@@ -209,7 +253,16 @@ POSITIONS: dict[str, Any] = {
 
 
 def dropout(x: Array, rate: float, rng: OptionalRng) -> tuple[Array, Backward]:
-    """Return y = m · x / (1 - rate), where m is 0 with probability `rate` and 1 otherwise."""
+    """Return y = m · x / (1 - rate), where m is 0 with probability `rate` and 1 otherwise.
+
+    Args:
+        x: Any array.
+        rate: The probability that an element becomes 0.
+        rng: The random generator; None disables dropout.
+
+    Returns:
+        The result and the backward function.
+    """
     if rng is None or not rate:
         return x, identity_backward
     threshold = round(rate * (1 << 16))  # 16 random bits per element are enough and fast to sample
@@ -242,7 +295,14 @@ class Sequential(Module):
 
 
 def chain_backward(backward_fns: list[Backward]) -> Backward:
-    """Return the backward function of layers in sequence. By the chain rule, that of the last layer runs first."""
+    """Return the backward function of layers in sequence. By the chain rule, that of the last layer runs first.
+
+    Args:
+        backward_fns: The backward functions in the order of the layers.
+
+    Returns:
+        A function from the gradient of the last output to that of the first input.
+    """
 
     def backward(dy: Array) -> Array:
         for backward_fn in reversed(backward_fns):

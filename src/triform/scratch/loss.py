@@ -22,6 +22,13 @@ def cross_entropy(logits: Array, targets: Array, smoothing: float) -> tuple[floa
         targets: The index of the correct class of each row.
         smoothing: The probability ε that label smoothing spreads over all classes.
 
+    Returns:
+        The summed loss and its gradient, (N, V).
+
+    Raises:
+        ConfigError: `smoothing` is not between 0 and 1.
+        DataError: A target is not the index of a class.
+
     >>> loss, gradient = cross_entropy(np.zeros((1, 4)), np.array([2]), 0.0)
     >>> round(loss, 4), gradient.tolist()
     (1.3863, [[0.25, 0.25, -0.75, 0.25]])

@@ -21,7 +21,11 @@ from triform.text.estimator import TextEstimatorBase
 
 
 class NumpyEstimator(TextEstimatorBase):
-    """Abstract base class of the NumPy estimators, which combine a model with its tokenizers."""
+    """Abstract base class of the NumPy estimators, which combine a model with its tokenizers.
+
+    Args:
+        config: The settings; unset sizes get defaults for small data.
+    """
 
     model_class: ClassVar[Any]
     model: Any

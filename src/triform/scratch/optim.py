@@ -16,7 +16,14 @@ BLOCK_SIZE = 1 << 14  # elements updated at a time, so that intermediate results
 
 
 def clip_gradient(grad: Array, max_norm: float) -> float:
-    """Scale a gradient down in place to the norm `max_norm`, and return its norm before. With 0 it is not scaled.
+    """Scale a gradient down in place to the norm `max_norm`, and return its norm before.
+
+    Args:
+        grad: A gradient, as one vector.
+        max_norm: The largest norm; 0 means no limit.
+
+    Returns:
+        The norm before.
 
     >>> grad = np.array([3.0, 4.0])
     >>> clip_gradient(grad, 1.0), grad.round(3).tolist()
@@ -33,6 +40,10 @@ class Adam:
 
     m ← β₁ m + (1 - β₁) g and v ← β₂ v + (1 - β₂) g². Both start at zero, so after k steps they are divided by
     1 - β₁ᵏ and 1 - β₂ᵏ; then w ← w - lr · m / (√v + ε). Weight decay is part of the gradient: g + λ w.
+
+    Args:
+        weights: The weights and gradients of a model.
+        config: The training settings, of which `betas` and `weight_decay` are used.
     """
 
     def __init__(self, weights: FlatParameters, config: TrainConfig) -> None:
@@ -42,7 +53,11 @@ class Adam:
         self.steps = 0
 
     def step(self, lr: float) -> None:
-        """Update all weights in place."""
+        """Update all weights in place.
+
+        Args:
+            lr: The learning rate of this step.
+        """
         self.steps += 1
         arrays = self.weights.value, self.weights.grad, self.exp_avg, self.exp_avg_sq
         n_decaying = self.weights.n_decaying  # matrices decay; biases and norms do not
@@ -110,7 +125,20 @@ SCHEDULES: dict[str, Callable[[TrainConfig, float, int], float]] = {
 
 
 def learning_rate(config: TrainConfig, step: int, n_steps: int) -> float:
-    """Return the learning rate of a step, counted from 1: a linear warm-up, then the schedule."""
+    """Compute the learning rate of a step: a linear warm-up, then the schedule.
+
+    Args:
+        config: The training settings, of which `lr`, `warmup_steps`, `schedule` and `min_lr_ratio` are used.
+        step: The step, counted from 1.
+        n_steps: The number of steps of the training.
+
+    Returns:
+        The learning rate.
+
+    >>> config = TrainConfig(lr=0.01, warmup_steps=10, schedule="linear", min_lr_ratio=0.0)
+    >>> [round(learning_rate(config, step, 110), 4) for step in (1, 10, 60, 110)]
+    [0.001, 0.01, 0.005, 0.0]
+    """
     warmup = max(0, config.warmup_steps)
     warmup_factor = min(1.0, step / warmup) if warmup else 1.0
     progress = min(1.0, max(0.0, (step - warmup) / max(1, n_steps - warmup)))

@@ -23,7 +23,13 @@ MAX_MERGED_BYTES = 400  # bytes; the steps of a longer word are not listed
 
 @dataclass(frozen=True)
 class SplitStep:
-    """A name such as "merge 12", the pieces after this step, and the part of the word that is not split yet."""
+    """One step in which a word is split.
+
+    Attributes:
+        name: What happened, such as "merge 12".
+        pieces: The pieces after this step.
+        rest: The part of the word that is not split yet.
+    """
 
     name: str
     pieces: list[str]
@@ -32,7 +38,13 @@ class SplitStep:
 
 @dataclass(frozen=True)
 class WordSplit:
-    """The steps in which one word is split. The pieces of the last step have the ids `tokens`."""
+    """The steps in which one word is split.
+
+    Attributes:
+        word: The word.
+        steps: The steps, in order.
+        tokens: The ids of the pieces of the last step.
+    """
 
     word: str
     steps: list[SplitStep]
@@ -40,10 +52,17 @@ class WordSplit:
 
 
 def explain_splits(tokenizer: Tokenizer, text: str) -> list[WordSplit]:
-    """Return how each word of a text is split.
+    """Explain how each word of a text is split.
 
     The tokens of all words together are `tokenizer.encode(text)`. Byte-level BPE, WordPiece and word tokenizers
     split a text into words first. With other tokenizers, the text counts as one word that is split in one step.
+
+    Args:
+        tokenizer: A tokenizer of any kind.
+        text: The text.
+
+    Returns:
+        One entry for each word.
 
     Raises:
         DataError: The text contains half of a surrogate pair.

@@ -48,13 +48,31 @@ class TextClassifier(ClassifierMixin, TextEstimator):
 
     @classmethod
     def from_run(cls, path: str | Path, *, device: str = "auto") -> Self:
-        """Return a fitted classifier from a run folder. Its `classes_` are the sorted labels of the run."""
+        """Return a fitted classifier from a run folder. Its `classes_` are the sorted labels of the run.
+
+        Args:
+            path: The run folder of a classifier.
+            device: auto, cpu, cuda or mps.
+
+        Raises:
+            CheckpointError: The folder is not a finished run of a classifier.
+        """
         estimator = super().from_run(path, device=device)
         estimator.classes_ = np.unique(estimator._fitted_run.config.data.labels)
         return estimator
 
     def predict_proba(self, X: object) -> Array:
-        """Return the probability of every class in the order of `classes_`: (n_texts, n_classes)."""
+        """Compute the probability of every class.
+
+        Args:
+            X: A list of texts.
+
+        Returns:
+            Probabilities in the order of `classes_`, (n_texts, n_classes). Each row adds up to 1.
+
+        Raises:
+            InputError: X is not a list of texts.
+        """
         predictions = self._fitted_run.predict(self.check_texts(X, "X"))
         names = class_names(self.classes_)
         rows = [[(prediction.probabilities or {})[name] for name in names] for prediction in predictions]
@@ -62,7 +80,17 @@ class TextClassifier(ClassifierMixin, TextEstimator):
         return probabilities / probabilities.sum(axis=1, keepdims=True)  # in float64 their sum is closer to 1
 
     def predict(self, X: object) -> Array:
-        """Return the most probable class of every text."""
+        """Return the most probable class of every text.
+
+        Args:
+            X: A list of texts.
+
+        Returns:
+            One of `classes_` for each text.
+
+        Raises:
+            InputError: X is not a list of texts.
+        """
         best = self.predict_proba(X).argmax(axis=1)
         labels: Array = self.classes_[best]
         return labels

@@ -142,6 +142,10 @@ class TextEstimator(TextEstimatorBase, BaseEstimator):
     def from_run(cls, path: str | Path, *, device: str = "auto") -> Self:
         """Return a fitted estimator from a run folder, with the run's settings as its parameters.
 
+        Args:
+            path: The run folder.
+            device: auto, cpu, cuda or mps.
+
         Raises:
             CheckpointError: The folder is not a finished run of this task.
         """
@@ -171,8 +175,16 @@ class TextEstimator(TextEstimatorBase, BaseEstimator):
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write a run folder, which `triform.load` and every command can open, and return its path.
 
+        Args:
+            path: The folder to write.
+            overwrite: Whether a run in this folder may be replaced.
+
+        Returns:
+            The folder.
+
         Raises:
             CheckpointError: The folder contains a run and `overwrite` is False.
+            CheckpointError: The folder contains other files, or cannot be written.
         """
         check_is_fitted(self)
         folder = RunFolder(Path(path))

@@ -31,19 +31,43 @@ class LanguageModel(TextEstimator):
     task = "generate"
 
     def fit(self, X: object, y: object = None) -> Self:
-        """Train on documents. `y` is ignored."""
+        """Train on documents. `y` is ignored.
+
+        Args:
+            X: A list of documents.
+            y: Ignored; scikit-learn passes it.
+
+        Raises:
+            InputError: The documents cannot be used, for example because they are too short.
+        """
         self._train({"text": text} for text in self.check_texts(X, "X"))
         return self
 
     def score(self, X: object, y: object = None) -> float:
-        """Return the negative mean loss per token in nats. `exp(-score)` is the perplexity.
+        """Compute the negative mean loss per token in nats. `exp(-score)` is the perplexity.
 
         Scores are comparable only between models with the same tokenizer.
+
+        Args:
+            X: A list of documents.
+            y: Ignored; scikit-learn passes it.
+
+        Returns:
+            A number below 0; higher is better.
+
+        Raises:
+            InputError: X has fewer than two tokens.
         """
         return -self._evaluate(X)["loss"]
 
     def bits_per_byte(self, X: object) -> float:
-        """Return the loss in bits per byte of text, which is comparable between tokenizers.
+        """Compute the loss in bits per byte of text, which is comparable between tokenizers.
+
+        Args:
+            X: A list of documents.
+
+        Returns:
+            A number above 0; lower is better.
 
         Raises:
             InputError: The tokenizer is not lossless, so bytes cannot be counted.
@@ -72,6 +96,12 @@ class LanguageModel(TextEstimator):
             prompts: A list of texts.
             random_state: The random seed for sampling. The default is the seed of the run.
             **decode: Decoding settings, such as `max_new_tokens=50` and `temperature=0.7`.
+
+        Returns:
+            The new text for each prompt, without the prompt.
+
+        Raises:
+            ConfigError: A decoding setting is unknown or out of range.
         """
         if "seed" in decode:
             raise ConfigError("seed is not a decoding setting; use random_state")

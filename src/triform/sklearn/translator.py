@@ -27,6 +27,10 @@ class Translator(TextEstimator):
     def fit(self, X: object, y: object = None) -> Self:
         """Train on pairs. Pairs with an empty side are skipped.
 
+        Args:
+            X: A list of sentences.
+            y: Their translations, in the same order.
+
         Raises:
             InputError: The texts cannot be used, or every pair has an empty side.
         """
@@ -37,12 +41,30 @@ class Translator(TextEstimator):
         return self
 
     def predict(self, X: object) -> Array:
-        """Return a translation of every sentence. The default is beam search with 4 hypotheses."""
+        """Return a translation of every sentence. The default is beam search with 4 hypotheses.
+
+        Args:
+            X: A list of sentences.
+
+        Returns:
+            One translation for each sentence.
+
+        Raises:
+            InputError: X is not a list of texts.
+        """
         run = self._fitted_run
         return to_object_array([prediction.output for prediction in run.predict(self.check_texts(X, "X"))])
 
     def score(self, X: object, y: object) -> float:
-        """Return the corpus BLEU of sacreBLEU divided by 100, which is 1.0 if every translation equals `y`."""
+        """Return the corpus BLEU of sacreBLEU divided by 100, which is 1.0 if every translation equals `y`.
+
+        Args:
+            X: A list of sentences.
+            y: Their correct translations.
+
+        Returns:
+            A number between 0 and 1; higher is better.
+        """
         translations = self.predict(X)
         return (
             compute_translation_metrics(translations.tolist(), check_targets(y, len(translations), self))["bleu"]

@@ -70,8 +70,13 @@ class TextVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TextEsti
     def fit(self, X: object, y: object = None) -> Self:
         """Train on texts and their classes. With `run`, only open the run and ignore `y`.
 
+        Args:
+            X: A list of texts.
+            y: Their classes.
+
         Raises:
             ConfigError: Parameters were set together with `run`, which determines them.
+            InputError: The texts or classes cannot be used.
         """
         if self.run is None:
             fit_classifier(self, X, y)
@@ -88,7 +93,17 @@ class TextVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, TextEsti
         return self
 
     def transform(self, X: object) -> Array:
-        """Return the vectors of texts as float32: (n_texts, d_model)."""
+        """Compute the vectors of texts.
+
+        Args:
+            X: A list of texts.
+
+        Returns:
+            One row of float32 for each text, (n_texts, d_model).
+
+        Raises:
+            InputError: X is not a list of texts.
+        """
         predictor = cast(ClassificationPredictor, self._fitted_run.task.predictor)
         return predictor.pooled_states(self.check_texts(X, "X"))
 

@@ -10,24 +10,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer as Core
 from tokenizers import normalizers
 
 from triform.config import TokenizerConfig
 from triform.errors import CheckpointError, ConfigError, DataError
 from triform.io.files import write_text
+from triform.text.tokens import DEFAULT_SPECIAL_TOKENS, SPECIAL_TOKENS, SpecialTokens, TokenRows
 
-SPECIAL_TOKENS = (
-    "<pad>",
-    "<unk>",
-    "<bos>",
-    "<eos>",
-)  # the first tokens of a vocabulary that Triform trains; WordPiece has BERT's names
-PAD, UNK, BOS, EOS = range(4)
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 FORMAT_VERSION = 1  # of the saved file; a file with a higher number was written by a newer Triform
 
@@ -38,88 +31,23 @@ _MIN_CHUNK_CHARS = 4096  # characters; small enough to spread over the cores, la
 _MAX_BATCH_CHARS = 1 << 19  # characters per call; the library needs about 100 bytes for each during the call
 
 
-class TokenRows(NamedTuple):
-    """The tokens of many texts in one array, and the number of tokens of each text."""
-
-    tokens: NDArray[Any]  # unsigned integers
-    lengths: NDArray[np.int64]
-
-    def append_token(self, token: int, row_mask: NDArray[np.bool_]) -> TokenRows:
-        """Return the rows with one more token at the end of those that the mask selects."""
-        ends = np.cumsum(self.lengths)[row_mask]
-        return TokenRows(np.insert(self.tokens, ends, token), self.lengths + row_mask) if len(ends) else self
-
-    def wrap(self, before: Sequence[int], after: Sequence[int]) -> TokenRows:
-        """Return the rows with the same tokens added before and after each of them."""
-        ends = np.cumsum(self.lengths)[:, None]
-        starts = ends - self.lengths[:, None]
-        positions = np.hstack([starts.repeat(len(before), 1), ends.repeat(len(after), 1)])
-        tokens = np.tile(np.array([*before, *after], self.tokens.dtype), len(positions))
-        return TokenRows(np.insert(self.tokens, positions.ravel(), tokens), self.lengths + positions.shape[1])
-
-
-class SpecialTokens(NamedTuple):
-    """The ids of the special tokens. A token that is not in the vocabulary is None."""
-
-    pad: int | None = PAD
-    unk: int | None = UNK
-    bos: int | None = BOS
-    eos: int | None = EOS
-    before: tuple[int, ...] = ()  # the tokens that an encoder expects before a text; `after`: those after it
-    after: tuple[int, ...] = ()
-
-    @property
-    def pad_or_zero(self) -> int:
-        """The token that fills rows up: padding or, without it, token 0, which is masked as well."""
-        return 0 if self.pad is None else self.pad
-
-    @property
-    def eos_or_bos(self) -> int | None:
-        """The token that separates texts: EOS or, without it, BOS."""
-        return self.bos if self.eos is None else self.eos
-
-    @property
-    def end_token(self) -> int:
-        """The token that stands for an empty text."""
-        return next((token for token in (self.eos_or_bos, self.unk) if token is not None), self.pad_or_zero)
-
-    @property
-    def start_token(self) -> int:
-        """The first token that a decoder reads."""
-        return self.end_token if self.bos is None else self.bos
-
-    @property
-    def unk_or_pad(self) -> int:
-        """The token without meaning: the unknown token or, without it, padding."""
-        return next((token for token in (self.unk, self.pad) if token is not None), self.end_token)
-
-    def wrap_rows(self, rows: TokenRows) -> TokenRows:
-        """Return rows with their special tokens, as a model reads them. No row stays empty."""
-        if self.before or self.after:
-            return rows.wrap(self.before, self.after)
-        return rows.append_token(self.end_token, rows.lengths == 0)
-
-    def truncate(self, row: NDArray[Any], max_len: int, *, keep_last: bool = False) -> NDArray[Any]:
-        """Truncate a row to the first or the last tokens of its text, and keep the special tokens around it."""
-        if keep_last and len(row) > max_len:
-            return np.concatenate([row[: len(self.before)], row[len(row) - max_len + len(self.before) :]])
-        if len(row) <= max_len or not self.after:
-            return row[:max_len]
-        return np.concatenate([row[: max_len - len(self.after)], np.array(self.after, row.dtype)])
-
-    def wrap(self, tokens: Sequence[int], max_len: int = 0) -> list[int]:
-        """Return one text with its special tokens, truncated to `max_len` tokens unless that is 0."""
-        content = tokens[: max(0, max_len - len(self.before) - len(self.after))] if max_len else tokens
-        return [*self.before, *content, *self.after] or [self.end_token]
-
-
-DEFAULT_SPECIAL_TOKENS = SpecialTokens()
-
-
 class Tokenizer(ABC):
     """Base class of tokenizers, which map text to token ids and back.
 
     Text never encodes to special tokens: a literal "<eos>" is encoded as five characters.
+
+    Args:
+        pieces: All tokens in the spelling of the vocabulary, ordered by id.
+        special_tokens: The ids of the special tokens.
+
+    Example:
+        >>> from triform.config import TokenizerConfig
+        >>> from triform.text import train_tokenizer
+        >>> tokenizer = train_tokenizer(TokenizerConfig(kind="char"), ["a cab"])
+        >>> tokenizer.encode("cab")
+        [7, 5, 6]
+        >>> tokenizer.decode([7, 5, 6]), tokenizer.find_unknown("cat"), tokenizer.vocab_size
+        ('cab', ['t'], 8)
     """
 
     kind: ClassVar[str]
@@ -148,14 +76,41 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of one text, without special tokens."""
+        """Encode one text, without special tokens.
+
+        Args:
+            text: A text of any length.
+
+        Returns:
+            The ids; unknown parts have the id `unk`.
+
+        Raises:
+            DataError: The text contains half of a surrogate pair.
+        """
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text, equal to those of `encode`."""
+        """Encode many texts to the same ids as `encode`, but faster.
+
+        Args:
+            texts: The texts.
+
+        Returns:
+            The ids of each text.
+
+        Raises:
+            DataError: A text contains half of a surrogate pair.
+        """
 
     def encode_rows(self, texts: Sequence[str]) -> TokenRows:
-        """Return the token ids of all texts in one array, with the length of each."""
+        """Encode many texts into one array.
+
+        Args:
+            texts: The texts.
+
+        Returns:
+            The ids of all texts in one array, with the number of ids of each.
+        """
         rows = self.encode_batch(texts) if len(texts) != 1 else [self.encode(texts[0])]  # `encode` may split it
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         tokens = np.fromiter(chain.from_iterable(rows), self.dtype, int(lengths.sum()))
@@ -168,30 +123,76 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens. Special tokens are left out; unknown ones become a replacement character."""
+        """Decode tokens to text.
+
+        Args:
+            tokens: Token ids.
+
+        Returns:
+            The text. Special tokens are left out; unknown ones become a replacement character.
+        """
 
     def format_piece(self, token: int) -> str:
-        """Return the readable text of one token."""
+        """Return the readable text of one token.
+
+        Args:
+            token: A token id.
+
+        Returns:
+            A text for people, in which a space at the start is visible.
+        """
         return self._pieces[token]
 
     def format_pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Return the readable text of each token, given its neighbours."""
+        """Return the readable text of each token, given its neighbours.
+
+        Args:
+            tokens: Token ids.
+
+        Returns:
+            One text for each token.
+        """
         return [self.format_piece(token) for token in tokens]
 
     @abstractmethod
     def find_unknown(self, text: str) -> list[str]:
-        """Return the parts of a text that are not in the vocabulary, each once, in order of appearance."""
+        """Return the parts of a text that are not in the vocabulary, each once, in order of appearance.
+
+        Args:
+            text: The text.
+
+        Returns:
+            Words or characters, depending on the kind of tokenizer.
+        """
 
     def nearest_known(self, unknown: str) -> tuple[str, ...]:
-        """Return known words or characters that are spelled like an unknown one, if the tokenizer can find any."""
+        """Find known words or characters that are spelled like an unknown one.
+
+        Args:
+            unknown: A word or character that is not in the vocabulary.
+
+        Returns:
+            Suggestions for a message, the nearest first; often empty.
+        """
         return ()
 
     @abstractmethod
     def to_json(self) -> str:
-        """Return the content of the file that `load_tokenizer` reads."""
+        """Return the content of the file that `load_tokenizer` reads.
+
+        Returns:
+            A JSON text.
+        """
 
     def save(self, path: Path) -> None:
-        """Write the tokenizer to a JSON file."""
+        """Write the tokenizer to a JSON file.
+
+        Args:
+            path: The file, which is replaced if it exists.
+
+        Raises:
+            CheckpointError: The file cannot be written.
+        """
         try:
             write_text(path, self.to_json())
         except OSError as error:
@@ -256,7 +257,13 @@ class BackendTokenizer(Tokenizer):
 
 
 class TrainingText:
-    """Texts to train a tokenizer on: an iterator that validates them and counts their characters."""
+    """Texts to train a tokenizer on: an iterator that validates them and counts their characters.
+
+    Args:
+        texts: The texts, which are read once.
+        name: The name of the data, for error messages.
+        expected_characters: The number of characters in all texts; 0 if it is not known.
+    """
 
     def __init__(self, texts: Iterable[str], name: str, expected_characters: int = 0) -> None:
         self._texts, self.name, self.n_characters = texts, name, 0
@@ -271,7 +278,11 @@ class TrainingText:
             raise DataError(f"{self.name}: there is no text to train a tokenizer on")
 
     def sample(self, max_characters: int) -> Iterator[str]:
-        """Yield all parts, or about `max_characters` characters spread over the text if it is longer."""
+        """Yield all parts, or about `max_characters` characters spread over the text if it is longer.
+
+        Args:
+            max_characters: The number of characters to keep.
+        """
         fraction = min(1.0, max_characters / max(1, self._expected_characters))
         n_read = n_sampled = 0
         for part in self:
@@ -282,12 +293,28 @@ class TrainingText:
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """Return the integer type that stores the token ids of a vocabulary."""
+    """Return the integer type that stores the token ids of a vocabulary.
+
+    Args:
+        vocab_size: The number of tokens.
+
+    Returns:
+        uint8, uint16 or uint32.
+    """
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
 def split_long_text(text: str, min_length: int, boundary: re.Pattern[str] = SAFE_SPLIT) -> Iterator[str]:
-    """Yield parts of at least `min_length` characters that encode to the same tokens as the whole text."""
+    """Yield parts of at least `min_length` characters that encode to the same tokens as the whole text.
+
+    Args:
+        text: The text.
+        min_length: The number of characters from which a part may end.
+        boundary: The pattern where it may end.
+
+    Yields:
+        Parts that together are the text.
+    """
     start = 0
     while match := boundary.search(text, start + min_length):
         yield text[start : match.end()]
@@ -296,7 +323,15 @@ def split_long_text(text: str, min_length: int, boundary: re.Pattern[str] = SAFE
 
 
 def check_text(text: str, name: str = "the text") -> None:
-    """Refuse a text with lone surrogates, which are not characters and cannot be written as UTF-8."""
+    """Refuse a text with lone surrogates, which are not characters and cannot be written as UTF-8.
+
+    Args:
+        text: The text.
+        name: What the text is, for the error message.
+
+    Raises:
+        DataError: The text contains half of a surrogate pair.
+    """
     try:
         text.isascii() or text.encode()
     except UnicodeEncodeError as error:
@@ -308,7 +343,15 @@ def check_text(text: str, name: str = "the text") -> None:
 
 
 def check_vocab_size(vocab_size: int, *, minimum: int) -> None:
-    """Refuse a vocabulary size that is too small for any data. With 0, the size is chosen automatically."""
+    """Refuse a vocabulary size that is too small for any data. With 0, the size is chosen automatically.
+
+    Args:
+        vocab_size: The size that the user has set.
+        minimum: The smallest size that this kind of tokenizer can have.
+
+    Raises:
+        ConfigError: The size is too small.
+    """
     if vocab_size and vocab_size < minimum:
         raise ConfigError(f"tokenizer.vocab_size={vocab_size} is too small: it must be at least {minimum}")
 

@@ -15,13 +15,8 @@ from tokenizers import Tokenizer as Core
 
 from triform.config import TokenizerConfig
 from triform.text.base import (
-    DEFAULT_SPECIAL_TOKENS,
-    PAD,
     REPLACEMENT,
-    SPECIAL_TOKENS,
     BackendTokenizer,
-    SpecialTokens,
-    TokenRows,
     TrainingText,
     build_lowercaser,
     check_text,
@@ -31,6 +26,7 @@ from triform.text.base import (
     split_long_text,
 )
 from triform.text.split_patterns import GPT4_PATTERN, SEPARATOR, SPLIT_PATTERNS, find_word_pattern
+from triform.text.tokens import DEFAULT_SPECIAL_TOKENS, PAD, SPECIAL_TOKENS, SpecialTokens, TokenRows
 
 BASE_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256  # before the first merge
 CHARS_PER_TOKEN = 200  # automatic vocabulary size: one token per this many characters, between the two bounds
@@ -107,6 +103,18 @@ class BpeTokenizer(BackendTokenizer):
 
     @classmethod
     def train(cls, config: TokenizerConfig, texts: TrainingText) -> Self:
+        """Learn merges from texts.
+
+        Args:
+            config: The settings, of which `vocab_size` and `lowercase` are used.
+            texts: The texts.
+
+        Returns:
+            A tokenizer with at most `vocab_size` tokens.
+
+        Raises:
+            ConfigError: `vocab_size` is too small, or larger than these texts allow.
+        """
         check_vocab_size(config.vocab_size, minimum=BASE_VOCAB_SIZE)
         disable_fork_warning()
         backend = Core(models.BPE())

@@ -13,8 +13,6 @@ from tokenizers import Tokenizer as Core
 from triform.config import TokenizerConfig
 from triform.text.base import (
     REPLACEMENT,
-    SPECIAL_TOKENS,
-    UNK,
     BackendTokenizer,
     TrainingText,
     build_lowercaser,
@@ -22,6 +20,7 @@ from triform.text.base import (
     check_vocab_size,
     check_vocab_size_limit,
 )
+from triform.text.tokens import SPECIAL_TOKENS, UNK
 
 
 class CharTokenizer(BackendTokenizer):
@@ -41,6 +40,18 @@ class CharTokenizer(BackendTokenizer):
 
     @classmethod
     def train(cls, config: TokenizerConfig, texts: TrainingText) -> Self:
+        """Collect the characters of texts.
+
+        Args:
+            config: The settings, of which `vocab_size` and `lowercase` are used.
+            texts: The texts.
+
+        Returns:
+            A tokenizer that knows every character, or the most frequent ones.
+
+        Raises:
+            ConfigError: `vocab_size` is too small, or larger than these texts allow.
+        """
         n_special = len(SPECIAL_TOKENS)
         check_vocab_size(config.vocab_size, minimum=n_special + 1)
         lowercaser = build_lowercaser(config)

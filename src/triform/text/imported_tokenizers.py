@@ -10,17 +10,10 @@ import numpy as np
 from tokenizers import Tokenizer as Core
 from tokenizers import models
 
-from triform.text.base import (
-    FORMAT_VERSION,
-    REPLACEMENT,
-    BackendTokenizer,
-    SpecialTokens,
-    Tokenizer,
-    check_text,
-    token_dtype,
-)
+from triform.text.base import FORMAT_VERSION, REPLACEMENT, BackendTokenizer, Tokenizer, check_text, token_dtype
 from triform.text.bpe import BpeTokenizer, byte_characters
 from triform.text.split_patterns import GPT2_PATTERN, GPT4_PATTERN, SPLIT_PATTERNS
+from triform.text.tokens import SpecialTokens
 
 IMPORTED_KIND = "imported"
 # The spelling of GPT-4's pattern in Llama 3 and other models. It splits text in the same way.

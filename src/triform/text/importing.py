@@ -8,12 +8,13 @@ from pathlib import Path
 
 from triform.errors import CheckpointError
 from triform.io.files import read_json
-from triform.text.base import SpecialTokens, Tokenizer
+from triform.text.base import Tokenizer
 from triform.text.exporting import Side
 from triform.text.special_tokens import adds_bos, find_special_tokens, read_tokenizer_settings
 from triform.text.spm import SentencePieceTokenizer, load_processor
 from triform.text.tiktoken_files import read_ranks
 from triform.text.tokenizer import load_tokenizer
+from triform.text.tokens import SpecialTokens
 from triform.text.vocabulary_files import read_gpt2, read_tokenizer_json, read_vocab_json, read_wordpiece
 
 GPT2_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
@@ -40,6 +41,9 @@ def read_tokenizer(
         encoding: The encoding of a tiktoken rank file, if it is not the file's name.
         pattern: The split pattern of a tiktoken rank file without a known encoding.
         special_tokens: The special tokens of a tiktoken rank file without a known encoding, with their ids.
+
+    Returns:
+        A tokenizer that encodes every text to the same ids as the library that wrote the files.
 
     Raises:
         CheckpointError: There is no such file, its format is unknown, or it is damaged.

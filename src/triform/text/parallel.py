@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import IO
 
 from triform.errors import TriformError
-from triform.text.base import Tokenizer, TokenRows
+from triform.text.base import Tokenizer
+from triform.text.tokens import TokenRows
 
 MIN_PARALLEL_CHARS = 1 << 24  # characters; with less text, starting workers takes longer than it saves
 MAX_WORKERS = 8  # processes; the parent could not keep more of them busy
@@ -41,6 +42,12 @@ def encode_stream(tokenizer: Tokenizer, parts: Iterable[Sequence[str]], workers:
         parts: Lists of texts.
         workers: The number of processes that encode. With 0, there is one for each core, but only if the text is
             long and the tokenizer does not use all cores in one process.
+
+    Yields:
+        The tokens of one part.
+
+    Raises:
+        DataError: A text contains half of a surrogate pair.
     """
     parts, n_characters = iter(parts), 0
     uses_workers = workers > 1 or (not workers and tokenizer.single_threaded and available_cpus() > 1)

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Core
 
 from triform.errors import CheckpointError
 from triform.io.files import read_json
-from triform.text.base import SpecialTokens
+from triform.text.tokens import SpecialTokens
 
 # In order of preference. If a vocabulary has only [CLS] and [SEP], they start and end its texts.
 CONFIG_KEYS = {

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from triform.errors import CheckpointError, install_command
-from triform.text.base import SpecialTokens, Tokenizer, check_text
+from triform.text.base import Tokenizer, check_text
 from triform.text.imported_tokenizers import (
     IMPORTED_KIND,
     build_imported_header,
@@ -16,6 +16,7 @@ from triform.text.imported_tokenizers import (
     padding_tokens,
     visible_pieces,
 )
+from triform.text.tokens import SpecialTokens
 
 
 class SentencePieceTokenizer(Tokenizer):

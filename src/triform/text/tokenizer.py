@@ -36,6 +36,17 @@ def train_tokenizer(
         name: The name of the data, for error messages.
         n_characters: The number of characters in all texts. If it is known, BPE and WordPiece train on a sample
             of a very long text.
+
+    Returns:
+        A tokenizer of the kind that the settings name.
+
+    Raises:
+        ConfigError: The settings cannot be used, for example because the vocabulary is too small.
+        DataError: The texts are empty or contain half of a surrogate pair.
+
+    >>> tokenizer = train_tokenizer(TokenizerConfig(kind="word"), ["the soup was good", "the bread was good"])
+    >>> tokenizer.decode(tokenizer.encode("the bread was good"))
+    'the bread was good'
     """
     if config.kind == IMPORTED_KIND:
         raise ConfigError(
@@ -47,6 +58,12 @@ def train_tokenizer(
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """Load a tokenizer of any kind from the file that `Tokenizer.save` wrote.
+
+    Args:
+        path: The file, such as `tokenizer.json` of a run folder.
+
+    Returns:
+        The tokenizer, which encodes every text as the saved one did.
 
     Raises:
         CheckpointError: The file is missing, damaged, or was written by a newer Triform.

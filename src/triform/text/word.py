@@ -15,8 +15,6 @@ from triform.config import TokenizerConfig
 from triform.errors import DataError
 from triform.text.base import (
     REPLACEMENT,
-    SPECIAL_TOKENS,
-    UNK,
     BackendTokenizer,
     TrainingText,
     build_lowercaser,
@@ -25,6 +23,7 @@ from triform.text.base import (
     disable_fork_warning,
 )
 from triform.text.nearest_words import WordIndex
+from triform.text.tokens import SPECIAL_TOKENS, UNK
 
 # A word is letters, marks and digits, with apostrophes between them (don't, l’homme). Any other visible character
 # is a word too.
@@ -52,6 +51,19 @@ class WordTokenizer(BackendTokenizer):
 
     @classmethod
     def train(cls, config: TokenizerConfig, texts: TrainingText) -> Self:
+        """Collect the words of texts.
+
+        Args:
+            config: The settings, of which `vocab_size`, `min_count` and `lowercase` are used.
+            texts: The texts.
+
+        Returns:
+            A tokenizer that knows the most frequent words.
+
+        Raises:
+            ConfigError: `vocab_size` is too small, or larger than these texts allow.
+            DataError: No word occurs `min_count` times.
+        """
         n_special = len(SPECIAL_TOKENS)
         check_vocab_size(config.vocab_size, minimum=n_special + 1)
         disable_fork_warning()
@@ -95,7 +107,17 @@ class WordTokenizer(BackendTokenizer):
 
 
 def join_words(words: Iterable[str]) -> str:
-    """Join words and punctuation marks, with the spaces that English punctuation has."""
+    """Join words and punctuation marks, with the spaces that English punctuation has.
+
+    Args:
+        words: Words and punctuation marks.
+
+    Returns:
+        A text.
+
+    >>> join_words(["Well", ",", "he", "said", "(", "twice", ")", "."])
+    'Well, he said (twice).'
+    """
     parts: list[str] = []
     open_quotes: set[str] = set()
     space_allowed = False  # whether a space may follow the previous word
@@ -110,7 +132,18 @@ def join_words(words: Iterable[str]) -> str:
 
 
 def split_words(text: str, *, lowercase: bool = False) -> list[str]:
-    """Split a text into words as this tokenizer does."""
+    """Split a text into words as this tokenizer does.
+
+    Args:
+        text: The text.
+        lowercase: Whether the text is converted to lower case.
+
+    Returns:
+        Words and punctuation marks, without spaces.
+
+    >>> split_words("Don't panic, it's fine.")
+    ["Don't", 'panic', ',', "it's", 'fine', '.']
+    """
     if text.isascii():
         return _ASCII_WORD.findall(text.lower() if lowercase else text)
     if lowercase:

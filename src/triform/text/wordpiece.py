@@ -14,7 +14,6 @@ from triform.config import TokenizerConfig
 from triform.errors import DataError
 from triform.text.base import (
     REPLACEMENT,
-    UNK,
     BackendTokenizer,
     TrainingText,
     check_vocab_size,
@@ -22,6 +21,7 @@ from triform.text.base import (
     disable_fork_warning,
 )
 from triform.text.bpe import MAX_AUTO_VOCAB, MAX_TRAIN_CHARS, MIN_PAIR_COUNT, auto_vocab_size
+from triform.text.tokens import UNK
 from triform.text.word import join_words
 
 CONTINUATION = "##"  # starts every piece that is not at the start of a word
@@ -47,6 +47,19 @@ class WordPieceTokenizer(BackendTokenizer):
 
     @classmethod
     def train(cls, config: TokenizerConfig, texts: TrainingText) -> Self:
+        """Learn pieces of words from texts.
+
+        Args:
+            config: The settings, of which `vocab_size` and `lowercase` are used.
+            texts: The texts.
+
+        Returns:
+            A tokenizer with at most `vocab_size` tokens.
+
+        Raises:
+            ConfigError: `vocab_size` is too small, or larger than these texts allow.
+            DataError: There are no words.
+        """
         disable_fork_warning()
         normalizer = normalizers.BertNormalizer(lowercase=config.lowercase)  # lowercasing also removes accents
         word_counts = Counter(

@@ -24,7 +24,14 @@ MAX_BATCH_COSINES = 1 << 24  # cosines computed at once
 
 @dataclass(frozen=True, kw_only=True)
 class VectorEvaluation:
-    """The result on a file of questions: accuracy for analogies, two correlations for rated pairs."""
+    """The result on a file of questions: accuracy for analogies, two correlations for rated pairs.
+
+    Attributes:
+        name: The section of the file, or the name of the file.
+        n_covered: The number of questions whose words all have a vector.
+        n_questions: The number of questions in the file.
+        metrics: `accuracy` for analogies; `spearman` and `pearson` for rated pairs.
+    """
 
     name: str
     n_covered: int  # questions whose words all have a vector
@@ -42,7 +49,14 @@ class Question(NamedTuple):
 
 
 def index_uppercase_words(vectors: WordVectors) -> dict[str, int]:
-    """Map upper-case words to their rows; of words that differ only in case, to the most frequent one."""
+    """Map upper-case words to their rows; of words that differ only in case, to the most frequent one.
+
+    Args:
+        vectors: The word vectors; only the most frequent words are used.
+
+    Returns:
+        The row of each word.
+    """
     words = vectors.words[:MAX_SEARCH_WORDS]
     return {word.upper(): index for index, word in reversed(list(enumerate(words)))}
 
@@ -53,6 +67,12 @@ def evaluate_analogies(vectors: WordVectors, path: str) -> list[VectorEvaluation
     Args:
         vectors: The word vectors.
         path: A file with sections, each of them a line ": NAME" and lines of four words (a is to b as c is to d).
+
+    Returns:
+        One result for each section, and a last one, "all analogies".
+
+    Raises:
+        DataError: The file cannot be read or contains no analogies.
     """
     index_by_word, sections = index_uppercase_words(vectors), list(_read_sections(path))
     uppercase_words = [word.upper() for word in vectors.words[:MAX_SEARCH_WORDS]]
@@ -131,6 +151,12 @@ def evaluate_similarity(vectors: WordVectors, path: str) -> VectorEvaluation:
     Args:
         vectors: The word vectors.
         path: A file with two words and a number on each line, separated by tabs.
+
+    Returns:
+        The correlations `spearman` and `pearson` over the pairs whose words both have a vector.
+
+    Raises:
+        DataError: The file cannot be read or contains no rated pairs.
     """
     index_by_word, human_ratings, cosines, n_questions = index_uppercase_words(vectors), [], [], 0
     for _, line in iter_numbered_lines(path):
@@ -155,7 +181,15 @@ def evaluate_similarity(vectors: WordVectors, path: str) -> VectorEvaluation:
 
 
 def correlate(ratings: Sequence[float], cosines: Sequence[float]) -> dict[str, float]:
-    """Return Spearman's and Pearson's correlation; NaN for fewer than two pairs or if one side is constant."""
+    """Return Spearman's and Pearson's correlation; NaN for fewer than two pairs or if one side is constant.
+
+    Args:
+        ratings: The human rating of each pair.
+        cosines: The cosine of each pair, in the same order.
+
+    Returns:
+        `spearman` and `pearson`.
+    """
     from scipy.stats import pearsonr, spearmanr
 
     if len(set(ratings)) < 2 or len(set(cosines)) < 2:

@@ -50,7 +50,20 @@ class BoundingBox(NamedTuple):
 
 
 def choose_words(vectors: WordVectors, query_words: Sequence[str], max_words: int) -> list[MapPoint]:
-    """Choose the given words, each in a group with its nearest words; without any, the most frequent words."""
+    """Choose the given words, each in a group with its nearest words; without any, the most frequent words.
+
+    Args:
+        vectors: The word vectors.
+        query_words: The words to show.
+        max_words: The number of words on the map.
+
+    Returns:
+        The words with the index of their group.
+
+    Raises:
+        ConfigError: `max_words` is below 2.
+        DataError: One of the words has no vector.
+    """
     if max_words < 2:
         raise ConfigError(f"--max-words {max_words}: a map needs at least 2 words")
     if not query_words:
@@ -65,7 +78,14 @@ def choose_words(vectors: WordVectors, query_words: Sequence[str], max_words: in
 
 
 def pca_2d(rows: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Project rows onto two principal components, (n, D) -> (n, 2); also return their shares of the variance."""
+    """Project rows onto two principal components, (n, D) -> (n, 2); also return their shares of the variance.
+
+    Args:
+        rows: One vector per row.
+
+    Returns:
+        The coordinates, (n, 2), and the share of the variance of both components, (2,).
+    """
     centred = rows.astype(np.float64) - rows.mean(axis=0)
     u, singular_values, vt = np.linalg.svd(centred, full_matrices=False)
     # Fixed signs, so that the picture is always the same.
@@ -79,7 +99,21 @@ def pca_2d(rows: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.f
 
 
 def draw_map(vectors: WordVectors, path: Path, query_words: Sequence[str] = (), max_words: int = 100) -> int:
-    """Draw a map into a .png or .svg file and return the number of words with a label."""
+    """Draw a map into a .png or .svg file and return the number of words with a label.
+
+    Args:
+        vectors: The word vectors.
+        path: The picture; the suffix is .png or .svg.
+        query_words: The words to show with their neighbours; none: the most frequent words.
+        max_words: The number of words on the map.
+
+    Returns:
+        The number of words that have a label; the others have only a dot.
+
+    Raises:
+        ConfigError: The suffix is another one, or there are fewer than two words.
+        DataError: One of the words has no vector.
+    """
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FIGURE_FORMATS:
         raise ConfigError(f"{path}: a map is a picture; the file name must end in .png or .svg")

@@ -47,7 +47,18 @@ class VectorFile(NamedTuple):
 
 
 def detect_format(path: Path, formats: dict[str, str]) -> str:
-    """Return the format of a path by its suffix."""
+    """Return the format of a path by its suffix.
+
+    Args:
+        path: The file.
+        formats: The format of each suffix.
+
+    Returns:
+        "text", "binary" or "safetensors".
+
+    Raises:
+        ConfigError: The suffix is not known.
+    """
     name = path.name.lower()
     uncompressed_name = name.removesuffix(".gz") if formats is READ_FORMATS else name
     suffix = Path(uncompressed_name).suffix
@@ -61,8 +72,15 @@ def detect_format(path: Path, formats: dict[str, str]) -> str:
 def read_vectors(path: Path) -> VectorFile:
     """Read the vectors of a file.
 
+    Args:
+        path: A file in one of the formats of this module.
+
+    Returns:
+        The words, their vectors and the metadata. If a word occurs twice, its first vector counts.
+
     Raises:
         DataError: The file is missing or damaged.
+        ConfigError: The suffix is not known.
     """
     content = {"text": _read_text, "binary": _read_binary, "safetensors": _read_safetensors}[
         detect_format(path, READ_FORMATS)
@@ -88,7 +106,17 @@ def _drop_duplicates(content: VectorFile) -> VectorFile:
 
 
 def read_width(path: Path) -> int:
-    """Return the width of the vectors of a file. Only the start of the file is read."""
+    """Return the width of the vectors of a file. Only the start of the file is read.
+
+    Args:
+        path: A file in one of the formats of this module.
+
+    Returns:
+        The number of dimensions.
+
+    Raises:
+        DataError: The file is missing or damaged.
+    """
     kind = detect_format(path, READ_FORMATS)
     if kind == "safetensors":
         with _open_safetensors(path) as file:
@@ -256,7 +284,14 @@ def _read_safetensors(path: Path) -> VectorFile:
 
 
 def to_float32(values: ArrayLike) -> Matrix:
-    """Convert to float32. Numbers that are too large become infinite, without a warning."""
+    """Convert to float32. Numbers that are too large become infinite, without a warning.
+
+    Args:
+        values: Numbers in any type that NumPy converts.
+
+    Returns:
+        A contiguous array.
+    """
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(values, np.float32)
 
@@ -269,7 +304,15 @@ def _read_bfloat16(path: Path) -> Matrix:
 
 
 def check_writable(path: Path) -> None:
-    """Raise an error if a file with this name cannot be written, before any work is done."""
+    """Raise an error if a file with this name cannot be written, before any work is done.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ConfigError: The suffix is not known.
+        CheckpointError: The folder cannot be written to, or the path is a folder.
+    """
     detect_format(path, WRITE_FORMATS)
     try:
         if path.is_dir():
@@ -295,7 +338,18 @@ def _check_words(path: Path, words: Sequence[str], kind: str) -> None:
 
 
 def write_vectors(path: Path, words: Sequence[str], matrix: Matrix, metadata: dict[str, Any]) -> None:
-    """Write vectors atomically, in the format of the suffix."""
+    """Write vectors atomically, in the format of the suffix.
+
+    Args:
+        path: The file, whose suffix decides the format. Missing folders are created.
+        words: The words.
+        matrix: Their vectors, (words, width).
+        metadata: Stored in safetensors files only.
+
+    Raises:
+        ConfigError: The suffix is not known, or the format cannot store a word.
+        CheckpointError: The file cannot be written.
+    """
     check_writable(path)
     kind = detect_format(path, WRITE_FORMATS)
     _check_words(path, words, kind)

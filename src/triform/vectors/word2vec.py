@@ -50,7 +50,22 @@ def discard_message(message: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Word2VecConfig:
-    """Training settings of word2vec."""
+    """Training settings of word2vec. Values that are out of range raise a ConfigError.
+
+    Args:
+        kind: "skipgram" predicts the neighbours from a word, "cbow" a word from its neighbours.
+        size: The number of dimensions of a vector.
+        window: The number of neighbours on each side.
+        min_count: Words that occur less often have no vector.
+        negative: The number of negative samples for each true neighbour.
+        sample: The threshold above which frequent words are skipped at random; 0 skips none.
+        epochs: The number of passes over the text.
+        lr: The learning rate at the start; it falls to almost zero.
+        phrases: The number of passes that join words to phrases, such as new_york.
+        lowercase: Whether the text is converted to lower case.
+        seed: The random seed.
+        workers: The number of threads. Results are reproducible only with 1.
+    """
 
     kind: Word2VecKind = "skipgram"  # skipgram predicts neighbours from a word, cbow a word from its neighbours
     size: int = 100  # dimensions of a vector
@@ -81,7 +96,15 @@ class Word2VecConfig:
 
 
 class Word2VecResult(NamedTuple):
-    """The words, most frequent first, with their vectors, and facts about the training."""
+    """The words, most frequent first, with their vectors, and facts about the training.
+
+    Attributes:
+        words: The words, most frequent first.
+        matrix: Their vectors, (words, size).
+        n_tokens: The number of words in the text, with repetitions.
+        seconds: The duration of training.
+        metadata: The settings, and a fingerprint of each file.
+    """
 
     words: list[str]
     matrix: NDArray[np.float32]
@@ -108,6 +131,11 @@ class Corpus:
 
     Each iteration reads the files again. gensim waits for ever if one of its threads fails, so iteration ends at an
     error, and `raise_problem` raises it later.
+
+    Args:
+        files: Text files, tables or built-in sets.
+        data_config: Which column of a table is the text.
+        lowercase: Whether words are converted to lower case.
     """
 
     def __init__(self, files: Sequence[str], data_config: DataConfig, *, lowercase: bool) -> None:
@@ -136,7 +164,15 @@ class Corpus:
 
 
 def read_texts(path: str, data_config: DataConfig) -> Iterator[str]:
-    """Yield the rows of a table, or the lines of any other file."""
+    """Yield the rows of a table, or the lines of any other file.
+
+    Args:
+        path: A file or a built-in set.
+        data_config: Which column of a table is the text.
+
+    Yields:
+        The texts, one at a time.
+    """
     blocks: Iterable[str] | None
     if path.startswith(BUILTIN_PREFIX):
         blocks = [builtin_sets.load_text(path)] if builtin_sets.is_running_text(path) else None
@@ -176,6 +212,13 @@ def train_word2vec(
         config: The settings.
         text_column: The text column of tables. If it is empty, the column is found automatically.
         log: Called with progress messages.
+
+    Returns:
+        The words and their vectors.
+
+    Raises:
+        ConfigError: No file was named, or `min_count` leaves no words.
+        DataError: A file cannot be read or contains no words.
     """
     if not files:
         raise ConfigError("name at least one text file")
@@ -225,6 +268,13 @@ def build_phrase_joiner(corpus: Corpus, min_count: int) -> Callable[[list[str]],
     """Return a function that joins pairs of words that occur together more often than by chance.
 
     Punctuation is never part of a phrase.
+
+    Args:
+        corpus: The text, with the phrases that are known already.
+        min_count: How often a pair must occur.
+
+    Returns:
+        A function from the words of a text to words and phrases.
     """
     from gensim.models.phrases import Phrases
 

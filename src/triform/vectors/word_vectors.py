@@ -64,6 +64,13 @@ class WordVectors:
             text_column: The text column of tables. If it is empty, the column is found automatically.
             log: Called with progress messages.
             **settings: Settings of `Word2VecConfig`, such as `size=200`.
+
+        Returns:
+            Vectors for all words that occur often enough.
+
+        Raises:
+            ConfigError: A setting is out of range, or leaves no words.
+            DataError: A file cannot be read or contains no words.
         """
         result = word2vec.train_word2vec(
             [str(path) for path in texts], word2vec.Word2VecConfig(**settings), text_column=text_column, log=log
@@ -73,11 +80,30 @@ class WordVectors:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read vectors in the text (.txt, .vec) or binary (.bin) format of word2vec, or from safetensors."""
+        """Read vectors in the text (.txt, .vec) or binary (.bin) format of word2vec, or from safetensors.
+
+        Args:
+            path: The file; text and binary files may also be compressed (.gz).
+
+        Returns:
+            The vectors, with the metadata of a safetensors file.
+
+        Raises:
+            ConfigError: The suffix is not known.
+            DataError: The file is missing or damaged.
+        """
         return cls(*files.read_vectors(Path(path)))
 
     def save(self, path: str | Path) -> None:
-        """Write the vectors as .txt, .bin or .safetensors, depending on the suffix."""
+        """Write the vectors as .txt, .bin or .safetensors, depending on the suffix.
+
+        Args:
+            path: The file, which is replaced if it exists.
+
+        Raises:
+            ConfigError: The suffix is not known, or the format cannot store a word.
+            CheckpointError: The file cannot be written.
+        """
         files.write_vectors(Path(path), self.words, self.matrix, self.metadata)
 
     def __len__(self) -> int:
@@ -104,6 +130,12 @@ class WordVectors:
     def index_of(self, word: str) -> int:
         """Return the row of a word.
 
+        Args:
+            word: The word, in the same case as in `words`.
+
+        Returns:
+            The index in `words` and `matrix`.
+
         Raises:
             DataError: The word has no vector. The message suggests similar words.
         """
@@ -123,15 +155,50 @@ class WordVectors:
         return f"did you mean {' or '.join(map(repr, suggestions))}?"
 
     def similarity(self, first: str, second: str) -> float:
-        """Return the cosine between the vectors of two words."""
+        """Return the cosine between the vectors of two words.
+
+        Args:
+            first: A word.
+            second: Another word.
+
+        Returns:
+            A number between -1 and 1.
+
+        Raises:
+            DataError: One of the words has no vector.
+        """
         return float(self.unit_vectors[self.index_of(first)] @ self.unit_vectors[self.index_of(second)])
 
     def nearest(self, word: str, n: int = 10) -> list[tuple[str, float]]:
-        """Return the `n` words with the most similar vectors, with their cosines."""
+        """Return the `n` words with the most similar vectors, with their cosines.
+
+        Args:
+            word: The word whose neighbours are searched.
+            n: The number of neighbours.
+
+        Returns:
+            Words and their cosines, the nearest first. The word itself is left out.
+
+        Raises:
+            DataError: The word has no vector.
+        """
         return self._find_nearest(self.unit_vectors[self.index_of(word)], [self.index_of(word)], n)
 
     def analogy(self, a: str, b: str, c: str, n: int = 10) -> list[tuple[str, float]]:
-        """Return the words that are to c as b is to a: those nearest to b - a + c, with unit vectors."""
+        """Return the words that are to c as b is to a: those nearest to b - a + c, with unit vectors.
+
+        Args:
+            a: The first word of the known pair, such as "man".
+            b: The second word of the known pair, such as "king".
+            c: The first word of the other pair, such as "woman".
+            n: The number of answers.
+
+        Returns:
+            Words and their cosines, the nearest first. The three given words are left out.
+
+        Raises:
+            DataError: One of the words has no vector.
+        """
         first, second, third = (self.index_of(word) for word in (a, b, c))
         query = self.unit_vectors[second] - self.unit_vectors[first] + self.unit_vectors[third]
         return self._find_nearest(query / (np.linalg.norm(query) or 1.0), [first, second, third], n)
