@@ -9,6 +9,7 @@ from triform.errors import CheckpointError, ConfigError, DataError, DivergedErro
 if TYPE_CHECKING:
     from triform.config import Config
     from triform.config.presets import preset
+    from triform.experiments.distillation import distill
     from triform.experiments.seeds import train_seeds
     from triform.experiments.study.runner import compare
     from triform.explain.recorder import record_attention
@@ -26,6 +27,7 @@ __all__ = [
     "Run",
     "TriformError",
     "compare",
+    "distill",
     "load",
     "preset",
     "record_attention",
@@ -38,6 +40,7 @@ _LAZY_IMPORTS = {
     "Config": "triform.config",
     "Run": "triform.run",
     "compare": "triform.experiments.study.runner",
+    "distill": "triform.experiments.distillation",
     "load": "triform.run",
     "preset": "triform.config.presets",
     "record_attention": "triform.explain.recorder",

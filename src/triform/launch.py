@@ -21,6 +21,7 @@ from triform.errors import ConfigError, DataError, DivergedError, format_notice,
 from triform.evaluation.details import compact_details, details_to_dict
 from triform.formatting import print_message
 from triform.interrupts import handle_signals
+from triform.io.ensembles import make_run_path_absolute
 from triform.reporting.run_report import write_report
 from triform.run import Run, load
 from triform.training.agreement import compare_processes, share_claim
@@ -280,6 +281,8 @@ def resolve_settings(
         from triform.pretrained.run_import import ensure_run_folder
 
         requested["train.init_from"] = absolute_path(ensure_run_folder(str(base)))
+    if teacher := requested.get("train.distill_from"):
+        requested["train.distill_from"] = str(make_run_path_absolute(Path(str(teacher))))
     return requested
 
 

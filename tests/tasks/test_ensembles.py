@@ -144,3 +144,20 @@ def test_what_needs_a_single_model_is_refused(prepared_tasks: PreparedTasks, tmp
             call()
     assert "members=2" in repr(run)
     assert "members=2" in run._repr_html_()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_a_student_learns_the_mean_probabilities(name: TaskName, prepared_tasks: PreparedTasks) -> None:
+    task = prepared_tasks[name].task
+    train = replace(task.config.train, distill_weight=1.0, distill_temperature=1.0)
+    student, members = task.with_config(replace(task.config, train=train)), members_of(task)
+    student.teacher = combine(members).model
+    batch = prepared_tasks[name].train.batch(np.arange(3))
+    fields = {"classify": ("tokens", "keep"), "generate": ("tokens",)}
+    inputs = [getattr(batch, field) for field in fields.get(name, ("source", "decoder_input", "source_keep"))]
+    teacher, learned = mean_probabilities(members, *inputs), mean_probabilities([student], *inputs)
+    divergences = (teacher * np.log(teacher / learned)).sum(axis=-1)
+    counted = (batch.labels if name == "classify" else batch.targets).numpy() != IGNORE_INDEX
+    assert float(student.loss(batch)) == pytest.approx(divergences[counted].sum(), rel=1e-6)
+    assert float(task.loss(batch)) != pytest.approx(float(student.loss(batch)))

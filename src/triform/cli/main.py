@@ -25,6 +25,7 @@ from triform.cli.config import config
 from triform.cli.convert import convert
 from triform.cli.data import data
 from triform.cli.demo import demo
+from triform.cli.distill import distill
 from triform.cli.doctor import doctor
 from triform.cli.evaluate import evaluate
 from triform.cli.explain import explain
@@ -51,9 +52,16 @@ OUT_OF_MEMORY_PATTERN = re.compile(
     "allocate memory|not enough memory|bad_alloc|size calculation overflowed|multiplication overflow"
 )
 FIRST_PROCESS_SECONDS = 5.0  # in which the first process on a machine prints an error that all processes have
-SHARED_COMMANDS = ("train", "predict", "evaluate", "compare", "search")  # with torchrun, or with their own message
+SHARED_COMMANDS = (
+    "train",
+    "distill",
+    "predict",
+    "evaluate",
+    "compare",
+    "search",
+)  # with torchrun, or with their own message
 COMMANDS: dict[str, tuple[Any, ...]] = {
-    "Train and use models": (train, predict, evaluate, explain, studio, serve, convert),
+    "Train and use models": (train, distill, predict, evaluate, explain, studio, serve, convert),
     "Inspect models and data": (settings, config, params, plan, check, audit),
     "Run experiments": (compare, search, reproduce),
     "Prepare data": (data, tokenizer, vectors),

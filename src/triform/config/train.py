@@ -128,6 +128,22 @@ class TrainConfig:
         "The decay of the moving average of the weights, which is validated and saved instead of the weights.",
         details="0 turns averaging off. Typical values are 0.99 to 0.9999.",
     )
+    distill_from: str = setting(
+        "",
+        "The run, or the ensemble of several runs, whose probabilities the model learns besides the labels.",
+        details="`triform distill` sets it. The teacher has the same task, vocabulary and labels.",
+    )
+    distill_weight: float = setting(
+        0.5,
+        "The weight of the teacher's probabilities in the loss; the labels have the rest.",
+        applies_to="train.distill_from",
+    )
+    distill_temperature: float = setting(
+        2.0,
+        "The temperature of the probabilities of teacher and student that are compared.",
+        applies_to="train.distill_from",
+        details="Above 1, the probabilities of wrong labels or tokens count more (Hinton et al., 2015).",
+    )
     init_from: str = setting(
         "",
         "The run folder whose weights, model settings and vocabulary training starts from.",
@@ -227,6 +243,10 @@ class TrainConfig:
             not self.lora_rank or self.freeze_layers < 0,
             f"train.lora_rank={self.lora_rank} freezes the whole base model; "
             f"leave out train.freeze_layers={self.freeze_layers}",
+        )
+        require(
+            not (self.distill_from and self.r_drop),
+            f"train.distill_from cannot be combined with train.r_drop={self.r_drop}; leave one of them out",
         )
         require(
             not (self.exact and self.parallel == "fsdp"),

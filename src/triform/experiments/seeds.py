@@ -331,6 +331,7 @@ class SeedGroup:
         task = TASKS[config.task].load(config, self.lead_run.folder.path)
         load_initial_weights(task, seed_run.folder, resume=bool(seed_run.stored_config))
         task.model.to(self.prepared.task.device)
+        task.teacher = self.prepared.task.teacher
         return replace(self.prepared, task=task)
 
     def _print_start(self, members: Sequence[EnsembleMember]) -> None:

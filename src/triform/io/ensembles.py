@@ -38,6 +38,12 @@ def find_member_folders(path: Path) -> list[Path]:
     return [folder for name in names for folder in find_member_folders(Path(name))]
 
 
+def make_run_path_absolute(path: Path) -> Path:
+    """Return a path that names the same runs from any working directory."""
+    names = [str(path)] if path.is_dir() else str(path).split(",")
+    return Path(",".join(str(Path(name).absolute()) for name in names))
+
+
 def _find_seeds(path: Path) -> list[Path]:
     """Return the runs of `triform train --seeds` in the order of their seeds."""
     matches = ((re.fullmatch(r"seed-(\d+)", file.parent.name), file) for file in path.glob(f"seed-*/{CONFIG_FILE}"))

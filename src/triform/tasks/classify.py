@@ -43,7 +43,7 @@ from triform.tasks.classification_data import (
     encode_texts,
 )
 from triform.tasks.evaluation import Evaluator, gather_metric_sums, share_items
-from triform.tasks.losses import r_drop_loss
+from triform.tasks.losses import distillation_loss, r_drop_loss
 from triform.tasks.prediction import (
     Alternative,
     Keep,
@@ -255,6 +255,9 @@ class Classify(Task):
     def loss(self, batch: ClassificationBatch) -> Tensor:
         train = self.config.train
         logits = self.model(batch.tokens, batch.keep)  # (B, labels)
+        teacher_logits = self.teacher_logits(batch.tokens, batch.keep)
+        if teacher_logits is not None:
+            return distillation_loss(logits, teacher_logits, batch.labels, train)
         if train.r_drop:
             second = self.model(batch.tokens, batch.keep)
             return r_drop_loss(logits, second, batch.labels, train.label_smoothing, train.r_drop)

@@ -24,7 +24,14 @@ def combine_tasks(tasks: Sequence[Task], names: Sequence[str]) -> Task:
         ConfigError: The members cannot be averaged; the message names the first difference.
     """
     for task, name in zip(tasks[1:], names[1:], strict=True):
-        require_same_outputs(tasks[0], task, (names[0], name))
+        if difference := find_difference(tasks[0], task):
+            raise ConfigError(f"{names[0]} and {name} cannot be averaged: {difference}")
+        kinds = tasks[0].config.model, task.config.model
+        if task.name == "generate" and kinds[0].is_recurrent != kinds[1].is_recurrent:
+            raise ConfigError(
+                f"{names[0]} and {name} cannot be averaged: model.kind is {kinds[0].kind} and {kinds[1].kind}, and "
+                "only one of them reads texts of any length"
+            )
     ensemble, data = copy(tasks[0]), tasks[0].config.data
     widths = [task.config.model.d_model for task in tasks]
     ensemble.model = ENSEMBLES[ensemble.name]([task.model for task in tasks], widths).eval()
@@ -32,13 +39,8 @@ def combine_tasks(tasks: Sequence[Task], names: Sequence[str]) -> Task:
     return ensemble.with_config(replace(ensemble.config, data=replace(data, max_len=max_len)))
 
 
-def require_same_outputs(first: Task, second: Task, names: tuple[str, str]) -> None:
-    """Raise `ConfigError` if the probabilities of two models are not about the same labels or tokens."""
-    if difference := _find_difference(first, second):
-        raise ConfigError(f"{names[0]} and {names[1]} cannot be averaged: {difference}")
-
-
-def _find_difference(first: Task, second: Task) -> str:
+def find_difference(first: Task, second: Task) -> str:
+    """Return why the probabilities of two models are not about the same labels or tokens; "" if they are."""
     if first.name != second.name:
         return f"their tasks are {first.name} and {second.name}"
     labels = first.config.data.labels, second.config.data.labels
@@ -48,7 +50,4 @@ def _find_difference(first: Task, second: Task) -> str:
         if ours.to_json() != theirs.to_json():
             sizes = f"of {ours.vocab_size} and {theirs.vocab_size} tokens"
             return f"their vocabularies {sizes} differ; train both with the same tokenizer.file"
-    kinds = first.config.model.kind, second.config.model.kind
-    if first.name == "generate" and first.config.model.is_recurrent != second.config.model.is_recurrent:
-        return f"model.kind is {kinds[0]} and {kinds[1]}, and only one of them reads texts of any length"
     return ""

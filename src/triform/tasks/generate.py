@@ -324,4 +324,5 @@ class Generate(Task):
         def compute_hidden_states() -> Tensor:  # (B, T, D)
             return self.model.hidden_states(batch.tokens)
 
-        return lm_training_loss(compute_hidden_states, self.model, batch.targets, self.config.train)
+        teacher_logits = self.teacher_logits(batch.tokens)
+        return lm_training_loss(compute_hidden_states, self.model, batch.targets, self.config.train, teacher_logits)

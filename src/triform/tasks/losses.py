@@ -1,4 +1,7 @@
-"""Training losses of the tasks: cross-entropy, or R-Drop where `train.r_drop` is set. All of them are summed."""
+"""Training losses of the tasks: cross-entropy, R-Drop (`train.r_drop`) or distillation (`train.distill_from`).
+
+All of them are summed.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,27 @@ def r_drop_loss(logits_a: Tensor, logits_b: Tensor, targets: Tensor, smoothing: 
     return loss + weight / 4 * torch.where(targets == IGNORE_INDEX, 0.0, divergence).sum()
 
 
+def distillation_loss(logits: Tensor, teacher_logits: Tensor, targets: Tensor, config: TrainConfig) -> Tensor:
+    """Return the loss of a student (Hinton et al., 2015), summed.
+
+    It is `train.distill_weight` times the divergence of the student's probabilities (..., V) from those of the
+    teacher at a temperature T, times T², plus the rest times the cross-entropy of the targets (...). T² keeps the
+    size of the gradients.
+    """
+    weight, temperature = config.distill_weight, config.distill_temperature
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    student, teacher = ((output.to(dtype) / temperature).log_softmax(dim=-1) for output in (logits, teacher_logits))
+    divergence = (teacher.exp() * (teacher - student)).sum(dim=-1)  # (...)
+    soft_loss = temperature**2 * torch.where(targets == IGNORE_INDEX, 0.0, divergence).sum()
+    return weight * soft_loss + (1 - weight) * cross_entropy(logits, targets, config.label_smoothing)
+
+
 def lm_training_loss(
-    compute_states: Callable[[], Tensor], model: ModelWithLMHead, targets: Tensor, config: TrainConfig
+    compute_states: Callable[[], Tensor],
+    model: ModelWithLMHead,
+    targets: Tensor,
+    config: TrainConfig,
+    teacher_logits: Tensor | None = None,
 ) -> Tensor:
     """Return the training loss of a language model or translator, summed.
 
@@ -40,8 +62,11 @@ def lm_training_loss(
         compute_states: Computes the states (B, T, D) that the head reads; called twice for R-Drop.
         model: The model whose head is used.
         targets: The tokens to predict (B, T).
-        config: Label smoothing and R-Drop weight.
+        config: Label smoothing, R-Drop weight and the settings of distillation.
+        teacher_logits: The outputs (B, T, V) of the teacher, if there is one.
     """
+    if teacher_logits is not None:
+        return distillation_loss(model.lm_head(compute_states()), teacher_logits, targets, config)
     if config.r_drop:
         logits_a, logits_b = model.lm_head(compute_states()), model.lm_head(compute_states())
         return r_drop_loss(logits_a, logits_b, targets, config.label_smoothing, config.r_drop)

@@ -45,6 +45,7 @@ class Task(ABC):
     data_class: ClassVar[type[TaskData]]
     config: Config  # final, see `with_config`
     model: Any
+    teacher: Any = None  # the model whose outputs this one learns, if `train.distill_from` names one
 
     def __init__(self, config: Config, *tokenizers: Tokenizer) -> None:
         self.config, self.tokenizers = config, tokenizers
@@ -64,6 +65,11 @@ class Task(ABC):
     @abstractmethod
     def loss(self, batch: Any) -> Tensor:
         """Return the loss, summed over the predictions of the batch."""
+
+    @torch.no_grad()
+    def teacher_logits(self, *inputs: Any) -> Tensor | None:
+        """Return the outputs of the teacher for the inputs of the model; None if there is no teacher."""
+        return None if self.teacher is None else self.teacher(*inputs)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name == "config" and "config" in vars(self):

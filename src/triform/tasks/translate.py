@@ -264,4 +264,7 @@ class Translate(Task):
         return TextTranslator(self)
 
     def loss(self, batch: TranslationBatch) -> Tensor:
-        return lm_training_loss(lambda: self.decoder_states(batch), self.model, batch.targets, self.config.train)
+        teacher_logits = self.teacher_logits(batch.source, batch.decoder_input, batch.source_keep)
+        return lm_training_loss(
+            lambda: self.decoder_states(batch), self.model, batch.targets, self.config.train, teacher_logits
+        )

@@ -22,7 +22,7 @@ def build_train_step(task: Task, data: Dataset, max_steps: int) -> TrainStep:
     One process uses CUDA graphs if there is a GPU with enough memory for the training data. `train.parallel=ddp`
     or `fsdp` with one process of `torchrun` gives the step of several processes, so that its cost can be measured.
     """
-    is_cuda = task.device.type == "cuda"
+    is_cuda = task.device.type == "cuda" and task.teacher is None  # a teacher runs eagerly
     if task.config.train.exact:
         return ExactTrainStep(task, data)
     if distributed.is_initialized() and (current_world().size > 1 or task.config.train.parallel != "auto"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from triform.config import Config
 from triform.config.settings import Settings, describe_differences
 from triform.errors import CheckpointError, ConfigError
+from triform.io.ensembles import find_member_folders
 from triform.io.errors import write_errors
 from triform.io.run_layout import LATER_FOLDERS, RUN_FOLDER_PATTERNS
 from triform.training.length import RESUME_SETTINGS, apply_length
@@ -63,6 +64,9 @@ def _validate_claim(folder: RunFolder, requested: Settings, *, resume: bool, ove
     """Check that the locked folder may be used, and return the stored settings if its run is resumed."""
     if str(requested.get("train.init_from", "")) == str(folder.path.absolute()):
         raise ConfigError(f"{folder.path}: a run cannot start from itself; choose another --out")
+    teacher = str(requested.get("train.distill_from", ""))
+    if teacher and folder.path.absolute() in find_member_folders(Path(teacher)):
+        raise ConfigError(f"{folder.path}: a run cannot learn from itself; choose another --out")
     if resume and folder.config_file.exists():
         stored = folder.read_config()
         if conflicts := describe_differences(

@@ -88,7 +88,7 @@ def load_if_stackable(task: Task, data: Dataset, seeds: Sequence[int]) -> Device
 def must_train_alone(config: TrainConfig) -> bool:
     """Return whether the settings need something that `StackedModels` does not support."""
     partly_frozen = config.freeze_layers >= 0 or config.layer_decay < 1 or config.lora_rank
-    return bool(config.ema_decay or config.r_drop or partly_frozen)
+    return bool(config.ema_decay or config.r_drop or config.distill_from or partly_frozen)
 
 
 class EnsembleMember(Trainer):

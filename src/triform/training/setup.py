@@ -26,6 +26,7 @@ from triform.tasks import TASKS, PreparedTask
 from triform.tasks.batch import BucketedDataset
 from triform.training.callbacks import Callback, MetricsFile
 from triform.training.display import ProgressDisplay
+from triform.training.distillation import load_teacher, teacher_files
 from triform.training.init_from import load_initial_weights
 from triform.training.length import extend_run, format_stopped_early_notice, resolve_length
 from triform.training.memory import fit_batch_to_memory, require_training_memory
@@ -50,6 +51,7 @@ def prepare_data_and_model(
     def prepare() -> PreparedTask:
         prepared = TASKS[config.task].prepare(config, folder.path, resume=resume)
         notices = load_initial_weights(prepared.task, folder, resume=resume)
+        load_teacher(prepared.task, device, verify=folder.verify)
         require_training_memory(prepared.task, device)
         return replace(prepared, notices=(*prepared.notices, *notices))
 
@@ -138,9 +140,10 @@ def _write_settings(
 
 
 def data_fingerprints(config: Config) -> dict[str, str]:
-    """Return the fingerprint of each data file of the settings."""
+    """Return the fingerprint of each data file of the settings, and of the weights of a teacher."""
     files = [str(flatten_config(config)[name]) for name in DATA_FILE_SETTINGS]
     files += [file for _, name in config.data.monitored_files for file in split_aligned_name(name)]
+    files += teacher_files(config.train.distill_from)
     return {file: fingerprint(file) for file in files if file}
 
 

@@ -1,0 +1,75 @@
+"""Distillation: train one model on the outputs of an ensemble, or of any other run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from triform.config import Config
+from triform.config.merging import flatten_settings
+from triform.config.settings import Settings, flatten_config, merge_settings
+from triform.io.ensembles import RunPath, find_member_folders, join_run_paths
+from triform.launch import RunOptions, train
+from triform.run import Run
+from triform.tasks.learned_tokenizers import has_two_tokenizers
+from triform.training.run_folder import RunFolder
+
+# Settings that follow from the number of steps.
+LENGTH_SETTINGS = tuple(
+    f"train.{name}" for name in ("warmup_steps", "eval_every", "checkpoint_every", "log_every", "patience")
+)
+
+
+def distill(teacher: RunPath, *, options: RunOptions | None = None, **settings: Any) -> Run:
+    """Train one model on the outputs of an ensemble, and return its run.
+
+    The loss of each prediction is `train.distill_weight` times the divergence from the probabilities of the teacher
+    (Hinton et al., 2015), plus the rest times the usual loss of the label or the token.
+
+    Args:
+        teacher: The folder of `triform train --seeds`, a run folder, or a list of run folders.
+        options: How to run; `out`, `resume`, `overwrite`, `device`, `verify`, `progress`, `quiet`, `callbacks` and
+            `track` can also be given as keyword arguments.
+        **settings: Settings as for `triform.train`. The others are those of the first run of the teacher.
+
+    Raises:
+        CheckpointError: The teacher cannot be read.
+        ConfigError: A setting is unknown or invalid, or does not fit the teacher.
+
+    Example:
+        >>> from pathlib import Path
+        >>> import triform
+        >>> _ = Path("rows.tsv").write_text("a good film\\tyes\\na bad film\\tno\\n" * 20)
+        >>> tiny = {"d_model": 16, "n_layers": 1, "n_heads": 2}
+        >>> shared = {"device": "cpu", "quiet": True}
+        >>> _ = triform.train_seeds(
+        ...     "classify", 2, data="rows.tsv", out="two", model=tiny, train={"max_steps": 2}, **shared
+        ... )
+        >>> student = triform.distill("two", out="one", **shared)
+        >>> Path(student.config.train.distill_from).name
+        'two'
+    """
+    option_values = {name: settings.pop(name) for name in RunOptions.__dataclass_fields__ if name in settings}
+    options = replace(options or RunOptions(), **option_values)
+    path = join_run_paths(teacher)
+    folder = find_member_folders(path)[0]
+    config = RunFolder(folder, verify=options.verify).read_config()
+    requested = flatten_settings(settings)
+    inherited = inherit_settings(config, folder, requested)
+    merged: dict[str, Any] = merge_settings(inherited, requested | {"train.distill_from": str(path)})
+    return train(config.task, options=options, **merged)
+
+
+def inherit_settings(config: Config, folder: Path, requested: Settings) -> Settings:
+    """Return the settings of a teacher's run for its student, with its tokenizer.
+
+    If the student is trained for another number of steps, what follows from that number is chosen again.
+    """
+    settings = {name: value for name, value in flatten_config(config).items() if name != "task"}
+    if not config.train.init_from:  # otherwise the student starts from the same base, which has the tokenizer
+        file = folder / "tokenizer.json"
+        settings["tokenizer.file"] = str((folder if has_two_tokenizers(str(folder)) else file).absolute())
+    if not requested.keys().isdisjoint(("train.max_steps", "train.epochs", "train.max_minutes")):
+        settings = {name: value for name, value in settings.items() if name not in LENGTH_SETTINGS}
+    return settings
