@@ -17,6 +17,7 @@ FOLDER = Path(__file__).parent
 TABS = {
     "runs": ("#/runs", "tr[data-run]", ["tr[data-group] >> nth=0 >> button"]),
     "run": ("#/run/reviews", ".part-curves canvas", []),
+    "details": ("#/run/reviews", ".part-curves canvas", [".part-predictions button", ".detail.confusion h3"]),
     "compare": ("#/compare?study=width", "figure canvas", []),
     "classify": (
         "#/playground?run=reviews&text=In+short,+the+keyboard+was+not+very+horrible.",
@@ -40,6 +41,7 @@ TABS = {
     ),
     "train": ("#/train", ".drop-zone", ["button:has-text('Use builtin:')", ".costs dt >> nth=0"]),
 }
+ELEMENTS = {"details": ".part-predictions"}  # of tabs whose picture shows only a part of the page
 HEIGHTS = {"attention": 1580, "train": 2330}  # of tabs that need more than the height of the window
 WINDOWS = {"wide": (1280, 900, "light"), "narrow": (420, 900, "light"), "dark": (1280, 900, "dark")}
 
@@ -54,7 +56,8 @@ def take_picture(page: Page, address: str, tab: str, picture: Path) -> None:
     page.mouse.move(0, 0)
     page.evaluate("scrollTo(0, 0)")
     page.wait_for_timeout(800)
-    page.screenshot(path=picture)
+    part = page.locator(ELEMENTS[tab]) if tab in ELEMENTS else page
+    part.screenshot(path=picture)
 
 
 def main() -> None:

@@ -57,7 +57,8 @@ def up(page: Path, folder: Path) -> str:
 def build(out: Path, work: Path) -> list[str]:
     """Build the site into `out` with `work` for intermediate files; return what is wrong with it."""
     pages = work / "docs"
-    shutil.rmtree(pages, ignore_errors=True)
+    for folder in (pages, work / ".cache"):  # with the cache, Zensical keeps pages whose docstrings have changed
+        shutil.rmtree(folder, ignore_errors=True)
     copy_pages(pages)
     shutil.copy(HERE / "zensical.toml", work / "zensical.toml")
     # mathml.py is beside this file; the docstrings are those of this checkout.
