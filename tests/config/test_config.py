@@ -116,6 +116,7 @@ INVALID_VALUES = [
     ("train.lora_alpha", -0.5),
     *(("train.lora_dropout", value) for value in (-0.1, 1.0)),
     ("train.r_drop", -0.5),
+    *(("train.swa_fraction", value) for value in (-0.1, 1.1)),
     *(("train.distill_weight", value) for value in (-0.1, 1.1)),
     ("train.distill_temperature", 0.0),
     *(("train.ema_decay", value) for value in (-0.1, 1.0)),
@@ -482,6 +483,7 @@ def settings_strategy(*, layered: bool) -> st.SearchStrategy[dict[str, Any]]:
         "train.batch_tokens": st.just(0),
         "train.epochs": st.just(0.0),
         "train.r_drop": st.just(0.0),
+        "train.swa_fraction": st.just(0.0),  # excludes train.ema_decay
         "tokenizer.bpe_dropout": st.just(0.0),
         "model.bigram_buckets": st.just(0),
         "train.lora_rank": st.just(0),

@@ -146,6 +146,7 @@ def test_a_job_that_cannot_start_shows_the_error_of_the_command(folder: Path) ->
         ({"settings": {"model.d_model": 10, "model.n_heads": 3}}, "n_heads"),
         ({"settings": {"data.train": "/etc/passwd"}}, "data.train cannot be set here"),
         ({"settings": {"train.init_from": "/etc"}}, "train.init_from cannot be set here"),
+        ({"settings": {"train.distill_from": "/etc"}}, "train.distill_from cannot be set here"),
         ({"preset": "tinny"}, "unknown preset 'tinny'; did you mean 'tiny'?"),
         ({"preset": "gpt2-small"}, "preset 'gpt2-small' is for generate, not classify"),
         ({"name": "../outside"}, "'../outside' is no valid name for a run"),

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from same_runs import StoppedAfter
+from same_runs import StoppedAfter, assert_same_bits
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -23,6 +23,7 @@ from triform.data.samplers import BucketSampler
 from triform.errors import ConfigError
 from triform.launch import train
 from triform.nn.loss import IGNORE_INDEX, cross_entropy
+from triform.run import load
 from triform.tasks import TASKS
 from triform.tasks.losses import r_drop_loss
 from triform.text import BpeTokenizer, train_tokenizer
@@ -30,6 +31,7 @@ from triform.text.bpe_dropout import N_VERSIONS, BpeDropoutTokenizer, build_drop
 from triform.training.ensemble import must_train_alone
 from triform.training.sharded_step import ShardedTrainStep
 from triform.training.train_step import TrainStep
+from triform.training.trainer import Trainer
 
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.2}
 TEXT = "the lower the better, the newest are the widest\n" * 30
@@ -134,8 +136,36 @@ def test_a_run_that_is_averaged_goes_on_as_if_it_had_never_stopped(
     assert all(first[name].equal(second[name]) for name in first)
 
 
+def test_swa_keeps_the_mean_of_the_last_weights_and_goes_on_as_if_it_had_never_stopped(
+    rows: str, tmp_path: Path, stopped_after: StoppedAfter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history: list[list[torch.Tensor]] = []
+    record = Trainer.record_step
+
+    def record_with_weights(self: Trainer, *arguments: Any) -> None:
+        record(self, *arguments)
+        history.append([weight.detach().clone() for weight in self.task.model.parameters()])
+
+    settings = {"train": {"swa_fraction": 0.5, "schedule": "constant"}, "data.valid_fraction": 0.0}
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "record_step", record_with_weights)
+        uninterrupted = train_run(rows, tmp_path / "whole", **settings)
+    assert len(history) == 12
+    mean = [torch.stack(weights).mean(dim=0) for weights in zip(*history[6:], strict=True)]  # the last half
+    for weight, expected in zip(load(uninterrupted).task.model.parameters(), mean, strict=True):
+        torch.testing.assert_close(weight.detach(), expected)
+    for steps in (5, 9):  # before and after the average begins
+        out = tmp_path / f"broken-{steps}"
+        with stopped_after(steps):
+            train_run(rows, out, **settings)
+        assert_same_bits(uninterrupted, train_run(rows, out, resume=True, **settings))
+
+
 def test_what_a_stack_does_not_do_is_trained_one_by_one() -> None:
     assert must_train_alone(build_config({"train.ema_decay": 0.9}).train)
+    assert must_train_alone(build_config({"train.swa_fraction": 0.25}).train)
+    with pytest.raises(ConfigError, match=r"train\.swa_fraction and train\.ema_decay cannot be combined"):
+        build_config({"train.ema_decay": 0.9, "train.swa_fraction": 0.25})
     assert must_train_alone(build_config({"train.r_drop": 1.0}).train)
     assert not must_train_alone(build_config({}).train)
 

@@ -58,6 +58,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "train.label_smoothing": (0, 0.9),
     "train.r_drop": (0, 1000),
     "train.ema_decay": (0, 0.999999),
+    "train.swa_fraction": (0, 1),
     "train.distill_weight": (0, 1),
     "train.distill_temperature": (0.01, 1000),
     "train.freeze_layers": (-1, 1000),

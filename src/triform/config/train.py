@@ -128,6 +128,14 @@ class TrainConfig:
         "The decay of the moving average of the weights, which is validated and saved instead of the weights.",
         details="0 turns averaging off. Typical values are 0.99 to 0.9999.",
     )
+    swa_fraction: float = setting(
+        0.0,
+        "The last part of all steps whose weights are averaged, as a fraction.",
+        details="0 turns averaging off. The mean of the weights after each of these steps is validated and saved "
+        "instead of the weights (stochastic weight averaging, Izmailov et al., 2018). A schedule that keeps the "
+        "learning rate high, such as train.schedule=constant, makes the averaged weights differ more. It cannot "
+        "be combined with train.ema_decay.",
+    )
     distill_from: str = setting(
         "",
         "The run, or the ensemble of several runs, whose probabilities the model learns besides the labels.",
@@ -243,6 +251,10 @@ class TrainConfig:
             not self.lora_rank or self.freeze_layers < 0,
             f"train.lora_rank={self.lora_rank} freezes the whole base model; "
             f"leave out train.freeze_layers={self.freeze_layers}",
+        )
+        require(
+            not (self.swa_fraction and self.ema_decay),
+            "train.swa_fraction and train.ema_decay cannot be combined; set only one of them",
         )
         require(
             not (self.distill_from and self.r_drop),

@@ -16,7 +16,10 @@ from triform.serving.uploads import UPLOAD_PREFIX
 
 RUN_NAME = re.compile(r"\w[\w.-]{0,79}")
 # Settings with paths: a client names its files as uploads, so that it cannot read other files of the machine.
-FILE_SETTINGS = (*DATA_FILE_SETTINGS, "data.monitor", "tokenizer.file", "train.embeddings", "train.init_from")
+FILE_SETTINGS = (
+    *DATA_FILE_SETTINGS,
+    *("data.monitor", "tokenizer.file", "train.embeddings", "train.init_from", "train.distill_from"),
+)
 
 
 class DataRequest(msgspec.Struct, kw_only=True):

@@ -1,6 +1,6 @@
 """Train several runs of one small model together, each with its own seed and run folder.
 
-Training together only saves time. Each member becomes a separate run, and predictions are not combined.
+Training together only saves time. Each member becomes a separate run; `models/ensemble.py` combines predictions.
 
 A member is an ordinary trainer, which draws its batches, follows its schedule, stops early and keeps its best
 weights. Only the steps and the forward passes of validations are computed for all members at once, by
@@ -88,7 +88,8 @@ def load_if_stackable(task: Task, data: Dataset, seeds: Sequence[int]) -> Device
 def must_train_alone(config: TrainConfig) -> bool:
     """Return whether the settings need something that `StackedModels` does not support."""
     partly_frozen = config.freeze_layers >= 0 or config.layer_decay < 1 or config.lora_rank
-    return bool(config.ema_decay or config.r_drop or config.distill_from or partly_frozen)
+    is_averaged = config.ema_decay or config.swa_fraction
+    return bool(is_averaged or config.r_drop or config.distill_from or partly_frozen)
 
 
 class EnsembleMember(Trainer):

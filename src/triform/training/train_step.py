@@ -72,7 +72,8 @@ class TrainStep:
         self.stop_requested = False  # by this process; after a step of several processes, by any of them
         self.compute_dtype = resolve_compute_dtype(task.config, self.device)
         self.trainable_weights = [local_part(p.detach()) for p in task.model.parameters() if p.requires_grad]
-        self.ema = [torch.zeros_like(p) for p in self.trainable_weights] if self.config.ema_decay else []
+        is_averaged = self.config.ema_decay or self.config.swa_fraction
+        self.ema = [torch.zeros_like(p) for p in self.trainable_weights] if is_averaged else []
 
     @property
     def optimizer_parameters(self) -> list[Tensor]:
@@ -123,17 +124,22 @@ class TrainStep:
             self.grad_norm.copy_(self.clip_gradients())
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.ema:
+        if self.config.ema_decay:
             torch._foreach_lerp_(self.ema, self.trainable_weights, 1.0 - self.config.ema_decay)
         self.losses.index_copy_(0, self.loss_index, loss[None])
         self.loss_index += 1
 
+    def add_to_mean(self, n_averaged: int) -> None:
+        """Add the weights after a step to the mean of `train.swa_fraction`, which then is that of so many steps."""
+        if self.config.swa_fraction and n_averaged:
+            torch._foreach_lerp_(self.ema, self.trainable_weights, 1.0 / n_averaged)
+
     @contextmanager
     def use_ema_weights(self, step: int) -> Iterator[None]:
-        """Put the moving average of the weights into the model inside the `with` block, if `ema_decay` is set.
+        """Put the average of the weights into the model inside the `with` block, if the settings ask for one.
 
         Args:
-            step: The number of steps in the average.
+            step: The number of steps in the average; with 0, the weights stay as they are.
         """
         if not self.ema or not step:
             yield

@@ -148,6 +148,12 @@ class Trainer(Interruptible):
         batch_indices, lr = self.draw_batches()
         self.train_step.n_steps, self.train_step.stop_requested = self.progress.step, self.stop_requested
         self.record_step(lr, self.train_step.step(batch_indices, lr))
+        self.train_step.add_to_mean(self.n_averaged_steps)
+
+    @property
+    def n_averaged_steps(self) -> int:
+        """The number of steps in the average of the weights: all of them, or the last part of `swa_fraction`."""
+        return max(0, self.progress.step - round((1 - (self.config.swa_fraction or 1)) * self.max_steps))
 
     def draw_batches(self) -> tuple[list[Indices], float]:
         """Return the batches of the next step, one per micro-batch, and its learning rate."""
@@ -196,7 +202,7 @@ class Trainer(Interruptible):
             self._emit_now("end", reason="interrupted")
             return
         if self.valid_data is None:  # without validation, the last weights are the result
-            with self.train_step.use_ema_weights(self.progress.step):
+            with self.train_step.use_ema_weights(self.n_averaged_steps):
                 self._save_model()
         best = {} if self.progress.best is None else {"best": self.progress.best[self.task.metric]}
         self._emit_now("end", reason=self.progress.finished, best_step=self.progress.best_step, **best)
@@ -280,7 +286,7 @@ class Trainer(Interruptible):
             return
         started_at, random_state = time.monotonic(), get_rng_state(self.task.device)
         try:
-            with self.train_step.use_ema_weights(self.progress.step):
+            with self.train_step.use_ema_weights(self.n_averaged_steps):
                 metrics = None if self.valid_data is None else self.evaluate(self.valid_data)
                 monitored = {name: self.evaluate(data) for name, data in self.monitors.items()}
                 self.task.model.train()
