@@ -22,9 +22,11 @@ from triform.evaluation.details import compact_details, details_to_dict
 from triform.formatting import print_message
 from triform.interrupts import handle_signals
 from triform.io.ensembles import make_run_path_absolute
+from triform.reporting.baseline_report import report_baseline
 from triform.reporting.run_report import write_report
 from triform.run import Run, load
 from triform.training.agreement import compare_processes, share_claim
+from triform.training.baseline_job import start_baseline_job
 from triform.training.callbacks import Callback, MetricsFile
 from triform.training.claim import claim_run_folder, create_default_folder
 from triform.training.data_copies import copy_in_memory_data
@@ -208,12 +210,17 @@ def _train(
     is_main = current_world().is_main
     if is_main:
         log_start(trainer, (*notices, *setup_notices), options)
-    try:
-        trainer = fit_with_oom_retry(trainer, options)
-    except DivergedError as failure:
-        if is_main:
-            record_divergence(trainer, failure)
-        raise
+    with start_baseline_job(trainer, enabled=is_main and not options.quiet) as baseline_job:
+        try:
+            trainer = fit_with_oom_retry(trainer, options)
+        except DivergedError as failure:
+            if is_main:
+                record_divergence(trainer, failure)
+            raise
+        if baseline_job and trainer.progress.finished:
+            settings = trainer.task.config
+            event = report_baseline(folder.path, settings, baseline_job.result, options.progress)
+            trainer.emit("baseline", **event)
     if is_main:
         finish_run(trainer)
     if not trainer.progress.finished:

@@ -152,12 +152,20 @@ def train(
 def print_run(run: Run, *, as_json: bool) -> None:
     """Print the folder of a trained run and a command that uses it."""
     if as_json:
-        print_json({"run": str(run.path), "task": run.config.task, **run.progress()})
+        print_json({"run": str(run.path), "task": run.config.task, **run.progress(), **_baseline_entry(run)})
         return
     echo(f"run folder: {run.path}")
     echo(f"report:     {run.path / 'report.html'}")
     example = {"classify": "some text", "generate": "Once upon", "translate": "a sentence"}[run.config.task]
     echo(f'try:        triform predict {shlex.quote(str(run.path))} "{example}"')
+
+
+def _baseline_entry(run: Run) -> dict[str, object]:
+    """Return the comparison of a run with a baseline under `baseline`; nothing if it was not compared."""
+    from triform.reporting.run_history import read_history
+
+    events = read_history(run.path).events["baseline"]
+    return {"baseline": {name: value for name, value in events[-1].items() if name != "event"}} if events else {}
 
 
 def _validate_dry_run(options: RunOptions, seeds: int | None) -> None:

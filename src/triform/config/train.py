@@ -229,6 +229,13 @@ class TrainConfig:
     log_every: int = setting(
         0, "The number of steps between two logged training losses.", auto="A hundredth of all steps, at most 50."
     )
+    baseline: bool = setting(
+        True,
+        "Whether training ends with a comparison with the baseline of the task on the validation data.",
+        details="Simple methods without a Transformer are fitted on the training data: TF-IDF logistic regression, "
+        "n-grams or word-by-word translation. Runs with --quiet, of --seeds, of studies and of searches are not "
+        "compared.",
+    )
     patience: int = setting(
         -1,
         "The number of validations in a row without improvement after which training stops.",

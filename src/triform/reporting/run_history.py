@@ -16,7 +16,10 @@ from triform.io.run_layout import CONFIG_FILE, METRICS_FILE
 from triform.reporting.charts import Point
 
 Event = Mapping[str, Any]
-EVENT_KINDS = ("start", "notice", "train", "valid", "monitor", "best", "resume", "sample", "details", "test", "end")
+EVENT_KINDS = (
+    *("start", "notice", "train", "valid", "monitor", "best", "resume"),
+    *("sample", "details", "baseline", "test", "end"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +137,7 @@ def _drop_events_after(events: dict[str, list[Event]], step: Any) -> None:
     """Drop the events after the checkpoint that a run was resumed from, because the run repeats them."""
     events["end"].clear()
     events["test"].clear()
-    for kind in ("train", "valid", "monitor", "best", "sample", "details"):
+    for kind in ("train", "valid", "monitor", "best", "sample", "details", "baseline"):
         if is_finite(step):
             events[kind] = [e for e in events[kind] if not is_finite(e.get("step")) or e["step"] <= step]
 

@@ -16,6 +16,7 @@ from triform import __version__
 from triform.config import TRAIN_SET
 from triform.formatting import METRICS, format_duration, format_metric, metric_label, metric_title
 from triform.io.run_layout import REPORT_FILE
+from triform.reporting.baseline_report import render_comparison
 from triform.reporting.charts import (
     COLOURS,
     Chart,
@@ -55,6 +56,7 @@ def write_report(folder: Path) -> Path:
             render_header(history),
             render_stat_cards(history),
             _render_notices(history),
+            render_comparison(history),
             _render_charts(history),
             _render_tests(history),
             render_details(history),

@@ -36,7 +36,7 @@ from triform.serving.models import file_stamp
 from triform.serving.uploads import find_upload_label
 
 HEAD_BYTES, TAIL_BYTES, MAX_TAIL_BYTES = 4_096, 24_576, 4 << 20
-TEXT_EVENTS = {"sample", "details"}  # events that follow the end of a run
+TEXT_EVENTS = {"sample", "details", "baseline"}  # events that follow the end of a run
 MAX_STATE_BYTES = 1 << 20  # of the state of a checkpoint
 SEED_FOLDER = re.compile(r"seed-\d+")
 # Lines of config.toml, as Triform writes it: the start of a table, or a setting that the list shows.

@@ -67,6 +67,10 @@ class Evaluator(ABC):
         batches: Iterator[Any] = data.batches()
         return batches
 
+    def n_quick_examples(self, data: Any) -> int:
+        """Return how many examples, or tokens of running text, the metric of a quick evaluation is about."""
+        return len(data)
+
     @abstractmethod
     def metric_sums(self, batch: Any) -> Tensor:
         """Return the counts and sums of one batch. They stay on the device."""

@@ -30,7 +30,12 @@ from triform.nn.kernels.dispatch import use_fast_kernels
 from triform.nn.loss import IGNORE_INDEX
 from triform.progress import track_progress
 from triform.tasks.evaluation import TokenEvaluator, gather_metric_sums, iter_logits, share_items, token_sums
-from triform.tasks.language_model_data import LanguageModelBatch, LanguageModelData, LanguageModelDataset
+from triform.tasks.language_model_data import (
+    EVAL_TOKENS,
+    LanguageModelBatch,
+    LanguageModelData,
+    LanguageModelDataset,
+)
 from triform.tasks.losses import lm_training_loss
 from triform.tasks.prediction import (
     Alternative,
@@ -192,8 +197,15 @@ class LanguageModelEvaluator(TokenEvaluator):
     task: Generate
     report_size = 65_536
 
+    def n_quick_examples(self, data: LanguageModelDataset) -> int:
+        width = self._windows(data).max_len
+        return min(len(data), QUICK_BATCHES * max(1, EVAL_TOKENS // width) * width)
+
+    def _windows(self, data: LanguageModelDataset) -> LanguageModelDataset:
+        return data.with_long_windows() if self.task.config.model.is_recurrent else data
+
     def batches(self, data: LanguageModelDataset, *, quick: bool) -> Iterator[LanguageModelBatch]:
-        dataset = data.with_long_windows() if self.task.config.model.is_recurrent else data
+        dataset = self._windows(data)
         n_batches = min(QUICK_BATCHES, dataset.n_batches()) if quick else dataset.n_batches()
         return track_progress(islice(dataset.batches(), n_batches), "validating", n_batches)
 
@@ -229,7 +241,7 @@ class LanguageModelEvaluator(TokenEvaluator):
         decode: DecodeConfig | None = None,
         world: World = SINGLE_PROCESS,
     ) -> DetailedMetrics:
-        dataset = data.with_long_windows() if self.task.config.model.is_recurrent else data
+        dataset = self._windows(data)
         loss_sums = LossSums(dataset.max_len, self.task.tokenizer.vocab_size)
         self.task.model.eval()
 

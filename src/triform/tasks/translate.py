@@ -155,6 +155,9 @@ class TranslationEvaluator(TokenEvaluator):
     task: Translate
     report_size = 100
 
+    def n_quick_examples(self, data: TranslationDataset) -> int:
+        return min(QUICK_PAIRS, len(data.raw_pairs))
+
     def hidden_states(self, batch: TranslationBatch) -> Tensor:
         return self.task.decoder_states(batch)
 

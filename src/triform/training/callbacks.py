@@ -16,6 +16,7 @@
 | `end` | training ended or was interrupted | step, reason, best, best_step |
 | `sample` | a prediction of the finished model | step, input, output and expected output |
 | `details` | after training: where the model is wrong on validation data | step, details |
+| `baseline` | after training: comparison with a baseline | method, metric, value, baseline, verdict, … |
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class MetricsFile(Callback):
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
         retained = []
         for event in filter(None, map(_parse_event, lines)):
-            if event["event"] not in ("end", "sample", "details") and event.get("step", 0) <= step:
+            if event["event"] not in ("end", "sample", "details", "baseline") and event.get("step", 0) <= step:
                 retained.append(event | ({"max_steps": max_steps} if event["event"] == "start" else {}))
         write_run_text(self.path, "".join(_format_event(event) + "\n" for event in retained))
 

@@ -1,4 +1,4 @@
-"""The TF-IDF baseline: logistic regression over words and bigrams, which is strong on small datasets."""
+"""The TF-IDF baseline: logistic regression over words, or words and bigrams, which is strong on small datasets."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ class TfidfBaseline(LabelBaseline):
         self.vectorizer, self.classifier, self.labels = vectorizer, classifier, labels
 
     @classmethod
-    def fit(cls, train: Sequence[LabelledText], *, c: float = 0.0) -> Self:
+    def fit(cls, train: Sequence[LabelledText], *, c: float = 0.0, bigrams: bool = True) -> Self:
         """Fit the baseline to labelled texts.
 
         Args:
             train: The training rows.
             c: Inverse regularisation strength. 0 chooses the best of `C_GRID` on a tenth of the rows.
+            bigrams: Whether pairs of neighbouring words are features too.
 
         Raises:
             BaselineError: There are fewer than two labels, no words, or too much text for the number of labels.
@@ -54,7 +55,7 @@ class TfidfBaseline(LabelBaseline):
         label_ids = {label: label_id for label_id, label in enumerate(labels)}
         targets = np.array([label_ids[row.label] for row in train])
         texts = [row.text for row in train]
-        vectorizer = build_vectorizer(texts)
+        vectorizer = build_vectorizer(texts, bigrams=bigrams)
         features = vectorizer.fit_transform(texts)
         classifier = build_classifier(c or select_c(features, targets)).fit(features, targets)
         return cls(vectorizer, classifier, labels)
@@ -67,13 +68,13 @@ class TfidfBaseline(LabelBaseline):
         return probs
 
 
-def build_vectorizer(texts: Sequence[str]) -> TfidfVectorizer:
+def build_vectorizer(texts: Sequence[str], *, bigrams: bool = True) -> TfidfVectorizer:
     """Build a vectorizer with every word of the texts, and every bigram that occurs in at least two of them."""
     from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 
     if not any(WORD_PATTERN.search(text) for text in texts):
         raise BaselineError("the training texts contain no words")
-    options = {"token_pattern": WORD_PATTERN.pattern, "ngram_range": (1, 2)}
+    options = {"token_pattern": WORD_PATTERN.pattern, "ngram_range": (1, 2 if bigrams else 1)}
     counter = CountVectorizer(**options)
     document_frequency = counter.fit_transform(texts).getnnz(axis=0)
     terms = counter.get_feature_names_out()
