@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from triform.cli.completion import complete_from
 from triform.cli.help import DATA, EVALUATION, flag, option
 from triform.cli.options import (
     AdapterOption,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from triform.evaluation.baselines import BaselineMetrics
     from triform.evaluation.details import DetailedMetrics
     from triform.run import Run
+    from triform.tasks.mixture import MixedLanguageModel, MixtureEvaluation
 
 DEFAULT_EXAMPLES = 10  # as in `triform.evaluation.details`
 
@@ -62,6 +64,16 @@ LengthsOption = Annotated[
         show_default=False,
     ),
 ]
+MixOption = Annotated[
+    str,
+    option(
+        EVALUATION,
+        "NAME[,NAME]",
+        "For generate: also evaluate the model mixed with ngram (an n-gram model of the training data), cache (a "
+        "unigram cache of the 500 tokens before), or both. The weights are learned on validation data.",
+        complete=complete_from(("ngram", "cache", "ngram,cache")),
+    ),
+]
 DetailsOption = Annotated[
     bool,
     flag(
@@ -90,6 +102,7 @@ def evaluate(
     source: Annotated[str, option(DATA, "FILE", "For translate: source sentences, one per line.")] = "",
     target: Annotated[str, option(DATA, "FILE", "For translate: their translations in the same order.")] = "",
     baselines: BaselinesOption = False,
+    mix: MixOption = "",
     stride: StrideOption = 0,
     lengths: LengthsOption = "",
     details: DetailsOption = False,
@@ -118,20 +131,20 @@ def evaluate(
     if bool(source) != bool(target):
         raise ConfigError("--source and --target must be given together")
     edges = _parse_lengths(lengths)
-    if edges and (stride or baselines):
-        raise ConfigError(f"--lengths cannot be combined with {'--stride' if stride else '--baselines'}")
+    if edges:
+        _validate_lengths({"--stride": stride, "--baselines": baselines, "--mix": mix})
     if examples is not None and not details:
         raise ConfigError("--examples needs --details")
     sets = parse_named_sets([*(data or []), *([f"{source},{target}"] if source else [])])
     decode = parse_decode_settings(set_)
     options = {"device": device, "precision": precision, "adapter": adapter}
     with load_shared_run(run, **options, no_verify=no_verify) as loaded_run:
-        if source and loaded_run.config.task != "translate":
-            raise ConfigError(
-                f"--source and --target are for translate; this run is for {loaded_run.config.task}, so use --data"
-            )
-        if examples is not None and loaded_run.config.task == "generate":
+        task = loaded_run.config.task
+        if source and task != "translate":
+            raise ConfigError(f"--source and --target are for translate; this run is for {task}, so use --data")
+        if examples is not None and task == "generate":
             raise ConfigError("--examples is for classify and translate; the details of generate have no examples")
+        mixture = _build_mixture(loaded_run, mix) if mix else None
         n_examples = details if examples is None else examples
         sets = sets or ({"test": loaded_run.test_set()} if loaded_run.test_set() else {"valid": ""})
         metrics: dict[str, DetailedMetrics] = {}
@@ -139,27 +152,46 @@ def evaluate(
             metrics |= _evaluate_set(loaded_run, name, path, decode, stride, edges, n_examples)
         if loaded_run.world.is_main:
             baseline_tables = {name: loaded_run.baselines(path) for name, path in sets.items() if baselines}
+            mixtures = {name: mixture.evaluate(path, stride) for name, path in sets.items() if mixture}
             print_precision_note(loaded_run)
-            _print_evaluation(loaded_run, metrics, baseline_tables, stride, as_json=json_)
+            _print_evaluation(loaded_run, metrics, baseline_tables, mixtures, stride, as_json=json_)
 
 
 def _print_evaluation(
     run: Run,
     metrics: Mapping[str, DetailedMetrics],
     baseline_tables: Mapping[str, BaselineMetrics],
+    mixtures: Mapping[str, MixtureEvaluation],
     stride: int,
     *,
     as_json: bool,
 ) -> None:
     if as_json:
-        print_json({"run": str(run.path), **_evaluation_to_dict(run, metrics, baseline_tables, stride)})
+        content = _evaluation_to_dict(run, metrics, baseline_tables, stride)
+        if mixtures:
+            content["mixtures"] = {name: mixture.to_dict() for name, mixture in mixtures.items()}
+        print_json({"run": str(run.path), **content})
         return
-    print_metrics_table(metrics, baseline_tables)
+    mixed = {name: {mixture.name: mixture.metrics} for name, mixture in mixtures.items()}
+    print_metrics_table(metrics, baseline_tables, mixed)
+    if mixtures:
+        mixture = next(iter(mixtures.values()))
+        echo(f"mean weights of {mixture.name}, learned on validation data: {mixture.format_weights()}")
     if stride:
         echo(f"windows of {run.config.data.max_len} tokens that start every {stride} tokens")
     if run.config.task == "translate":
         echo(f"bleu: {_bleu_signature()}")
     _print_details(metrics)
+
+
+def _build_mixture(run: Run, mix: str) -> MixedLanguageModel:
+    """Return the model of a run with the components that `--mix` names."""
+    from triform.tasks.mixture import MixedLanguageModel
+
+    mixture = MixedLanguageModel(run.task, mix.split(","))
+    for notice in mixture.notices:
+        echo(f"note: {notice}", err=True)
+    return mixture
 
 
 def _print_details(metrics: Mapping[str, DetailedMetrics]) -> None:
@@ -194,6 +226,14 @@ def _evaluate_set(
     for notice in notices:
         echo(format_notice(notice, info_prefix="note: "), err=True)
     return metrics
+
+
+def _validate_lengths(other_options: Mapping[str, object]) -> None:
+    from triform.errors import ConfigError
+
+    for name, value in other_options.items():
+        if value:
+            raise ConfigError(f"--lengths cannot be combined with {name}")
 
 
 def _parse_lengths(text: str) -> list[int]:

@@ -177,13 +177,17 @@ def print_precision_note(run: Run) -> None:
 
 
 def print_metrics_table(
-    metrics_by_set: Mapping[str, Mapping[str, float]], baselines_by_set: Mapping[str, BaselineMetrics] | None = None
+    metrics_by_set: Mapping[str, Mapping[str, float]],
+    baselines_by_set: Mapping[str, BaselineMetrics] | None = None,
+    variants_by_set: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None,
 ) -> None:
-    """Print a row for each set and a column for each metric. Baselines are printed below their set."""
+    """Print a row for each set and a column for each metric. Variants and baselines are printed below their set."""
     entries: list[tuple[str, Mapping[str, float], str]] = []
     for set_name, metrics in metrics_by_set.items():
         baselines = (baselines_by_set or {}).get(set_name)
         entries.append((set_name, metrics, ""))
+        variants = (variants_by_set or {}).get(set_name, {})
+        entries += [(f"  {name}", variant_metrics, "") for name, variant_metrics in variants.items()]
         if baselines:
             entries += [
                 (f"  {name}", baseline_metrics, baselines.reasons.get(name, ""))

@@ -115,6 +115,9 @@ def suggest_changes(history: RunHistory, config: Config, folder: Path, baseline_
         suggestions.append(
             f"let the model read pairs of words: --set model.bigram_buckets={EXAMPLE_BIGRAM_BUCKETS}"
         )
+    if task == "generate":
+        command = f"triform evaluate {shlex.quote(str(folder))} --mix ngram"
+        suggestions.append(f"evaluate the model mixed with the n-grams: {command}")
     n_train = history.start.get("train_examples")
     limit = FEW_TOKENS if task == "generate" else FEW_ROWS
     if is_finite(n_train) and n_train < limit and not config.train.init_from:

@@ -105,6 +105,18 @@ class NGramModel:
         contexts = [ids[-len(stream) : -1] for ids in ngram_ids]  # the contexts of all tokens except the first
         return [float(-np.log(probs).mean()) for probs in self._probabilities(contexts, stream[1:])]
 
+    def score(self, tokens: Sequence[int] | IntArray) -> tuple[FloatArray, IntArray]:
+        """Return the probability of each token except the first, and how many tokens of its context are known.
+
+        The second array has the length of the longest context that occurs in the training text, from 0 to the order
+        minus one.
+        """
+        stream = validate_tokens(tokens, self.vocab_size)
+        ngram_ids = self._ngram_ids(pad_start(stream, self.vocab_size, self.order))
+        contexts = [ids[-len(stream) : -1] for ids in ngram_ids]
+        n_known = np.sum([context >= 0 for context in contexts[1:]], axis=0, dtype=np.int64)
+        return self._probabilities(contexts, stream[1:])[-1], np.broadcast_to(n_known, len(stream) - 1)
+
     def loss(self, tokens: Sequence[int] | IntArray) -> float:
         """Return the mean loss in nats of all tokens except the first."""
         return self.losses(tokens)[-1]

@@ -1,0 +1,189 @@
+"""Evaluate a language model mixed with counts: n-grams of the training text, or a cache of recent tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from triform.errors import ConfigError
+from triform.evaluation.baselines.ngram import MAX_TOKENS, FloatArray, IntArray, NGramModel
+from triform.evaluation.metrics import Metrics
+from triform.evaluation.mixture import MixtureWeights, cache_probabilities
+from triform.nn.loss import IGNORE_INDEX
+from triform.tasks.baseline import encode_start
+from triform.tasks.evaluation import iter_logits
+from triform.tasks.generate import Generate
+from triform.tasks.language_model_data import LanguageModelDataset
+from triform.tasks.task import Task
+
+MIX_NAMES = ("ngram", "cache")
+MAX_WEIGHT_TOKENS = 200_000  # of the validation data, on which the weights are learned
+
+
+@dataclass(frozen=True)
+class ScoredTokens:
+    """The probabilities that the components of a mixture give to the tokens of a text.
+
+    Attributes:
+        probs: The probability of each token except the first: (components, tokens).
+        buckets: The number of tokens of the longest context of each prediction that the n-gram model knows.
+    """
+
+    probs: FloatArray
+    buckets: IntArray
+
+    def part(self, start: int, stop: int) -> ScoredTokens:
+        """Return the predictions from `start` to `stop`."""
+        return ScoredTokens(self.probs[:, start:stop], self.buckets[start:stop])
+
+
+@dataclass(frozen=True)
+class MixtureEvaluation:
+    """The metrics of a mixture on a text.
+
+    Attributes:
+        name: The components, such as "model + 4-gram + cache".
+        metrics: The metrics of the mixture. A mixture has no `token_accuracy`.
+        components: The names of the components.
+        weights: The weights of the components by the length of the known context.
+    """
+
+    name: str
+    metrics: Metrics
+    components: tuple[str, ...]
+    weights: MixtureWeights
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the evaluation as JSON values."""
+        return {
+            "name": self.name,
+            **self.metrics,
+            "components": list(self.components),
+            "weights": self.weights.mean.tolist(),
+            "weights_by_known_context": self.weights.by_bucket.tolist(),
+        }
+
+    def format_weights(self) -> str:
+        """Return the mean weights as text."""
+        values = zip(self.components, self.weights.mean, strict=True)
+        return ", ".join(f"{name} {weight:.3f}" for name, weight in values)
+
+
+class MixedLanguageModel:
+    """A language model with components that are mixed in, with weights learned on validation data.
+
+    Args:
+        task: The task of a trained run.
+        mix: Names of `MIX_NAMES`.
+
+    Raises:
+        ConfigError: The run is not a language model, a name is unknown, or there is no validation data.
+        DataError: The training data cannot be read.
+    """
+
+    def __init__(self, task: Task, mix: Sequence[str]) -> None:
+        for name in mix:
+            if name not in MIX_NAMES:
+                raise ConfigError(f"mix={name!r} is not known; choose from {', '.join(MIX_NAMES)}")
+        if len(set(mix)) < len(mix):
+            raise ConfigError(f"mix={','.join(mix)} names a component twice")
+        self.task, self.mix, self.notices = require_language_model(task, "mix"), tuple(mix), list[str]()
+        data = self.task.text_data
+        if not data.config.data.train:
+            raise ConfigError("the model was imported without training data, so no weights can be learned for mix")
+        valid: LanguageModelDataset | None = data.load_validation_dataset([])
+        if valid is None:
+            raise ConfigError("mix needs validation data to learn its weights, and the run has none")
+        self.ngram = self._fit_ngram() if "ngram" in mix else None
+        self.valid = valid.sample(MAX_WEIGHT_TOKENS)
+        self.weights = self._fit_weights(self.score(self.valid))
+
+    def _fit_ngram(self) -> NGramModel:
+        data, tokenizer = self.task.text_data, self.task.tokenizer
+        tokens, is_part = encode_start(data.training_examples(), tokenizer, MAX_TOKENS)
+        if is_part:
+            self.notices.append(f"n-grams are counted in the first {MAX_TOKENS:,} tokens of the training data")
+        return NGramModel.fit(tokens, tokenizer.vocab_size)
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The names of the components, the model first."""
+        names = {"ngram": f"{self.ngram.order}-gram" if self.ngram else "", "cache": "cache"}
+        return ("model", *(names[name] for name in self.mix))
+
+    def score(self, data: LanguageModelDataset) -> ScoredTokens:
+        """Return the probabilities of a text in each component."""
+        tokens = np.asarray(data.store.tokens, np.int64)
+        probs, buckets = [np.exp(-token_losses(self.task, data))], np.zeros(len(tokens) - 1, np.int64)
+        for name in self.mix:
+            if name == "cache":
+                probs.append(cache_probabilities(tokens, self.task.tokenizer.vocab_size))
+            elif self.ngram is not None:
+                ngram_probs, buckets = self.ngram.score(tokens)
+                probs.append(ngram_probs)
+        return ScoredTokens(np.stack(probs), buckets)
+
+    def _fit_weights(self, scored: ScoredTokens) -> MixtureWeights:
+        n_buckets = self.ngram.order if self.ngram else 1
+        return MixtureWeights.fit(scored.probs, scored.buckets, n_buckets)
+
+    def evaluate(self, name: str = "", stride: int = 0) -> MixtureEvaluation:
+        """Return the metrics of the mixture on a file, or on the validation data of the run.
+
+        The weights for each half of the validation data are learned on its other half.
+
+        Args:
+            name: The file. Empty: the validation data.
+            stride: The distance between windows of the model, as for `Run.evaluate`.
+        """
+        data: LanguageModelDataset = (
+            self.task.text_data.load_dataset(name, []) if name else self.task.text_data.load_validation_dataset([])
+        )
+        scored = self.score(data.with_stride(stride) if stride else data)
+        if name:
+            probs = self.weights.mix(scored.probs, scored.buckets)
+        else:
+            middle, n = len(data) // 2, len(data)
+            parts = [scored.part(0, middle), scored.part(middle, n)]
+            weights = [self._fit_weights(part) for part in parts]
+            mixed = [weights[1 - index].mix(part.probs, part.buckets) for index, part in enumerate(parts)]
+            probs = np.concatenate(mixed)
+        sums = [float(-np.log(probs).sum()), math.nan, float(len(probs))]
+        metrics = self.task.evaluator.compute_metrics(sums, data, quick=False)
+        return MixtureEvaluation(
+            name=" + ".join(self.components),
+            metrics={key: value for key, value in metrics.items() if key != "token_accuracy"},
+            components=self.components,
+            weights=self.weights,
+        )
+
+
+def require_language_model(task: Task, option: str) -> Generate:
+    """Return the task of a language model.
+
+    Raises:
+        ConfigError: The task is another one.
+    """
+    if not isinstance(task, Generate):
+        raise ConfigError(f"{option} is for generate; this run is for {task.name}")
+    return task
+
+
+@torch.inference_mode()
+def token_losses(task: Generate, data: LanguageModelDataset) -> FloatArray:
+    """Return the loss in nats of each token of a text except the first, in order."""
+    evaluator = task.evaluator
+    task.model.eval()
+    losses = []
+    for batch in evaluator.batches(data, quick=False):
+        batch = batch.to(task.device)
+        states = evaluator.hidden_states(batch)
+        for _, logits, targets in iter_logits(states, task.model.lm_head, batch.targets, task.tokenizer.vocab_size):
+            values = F.cross_entropy(logits.float(), targets, ignore_index=IGNORE_INDEX, reduction="none")
+            losses.append(values[targets != IGNORE_INDEX].cpu().double().numpy())
+    return np.concatenate(losses)

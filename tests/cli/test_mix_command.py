@@ -1,0 +1,41 @@
+"""`triform evaluate --mix`: a language model and its mixture with counts, side by side."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Command = Any  # `triform(...)` of conftest
+Files = Any  # small data of each kind
+
+
+def test_a_mixture_is_a_row_below_the_model(triform: Command, writer: Path, files: Files) -> None:
+    arguments = ("evaluate", writer, "--data", f"story={files.txt}", "--mix", "ngram,cache")
+    report = triform(*arguments, "--json").json
+    mixture = report["mixtures"]["story"]
+    assert mixture["tokens"] == report["sets"]["story"]["tokens"]
+    assert mixture["loss"] < report["sets"]["story"]["loss"]
+    assert mixture["name"] == " + ".join(mixture["components"])
+    assert sum(mixture["weights"]) == pytest.approx(1)
+    lines = triform(*arguments).out.splitlines()
+    assert lines[1].startswith("story ")
+    assert lines[2].startswith(f"  {mixture['name']} ")
+    assert lines[3].startswith(f"mean weights of {mixture['name']}, learned on validation data: model 0.")
+
+
+def test_a_mixture_that_cannot_be_made_is_refused_in_one_line(
+    triform: Command, classifier: Path, writer: Path, tmp_path: Path
+) -> None:
+    refusal = triform("evaluate", classifier, "--mix", "ngram").refusal
+    assert refusal == "mix is for generate; this run is for classify"
+    assert triform("evaluate", writer, "--mix", "words").refusal.startswith("mix='words' is not known; choose from")
+    assert "--mix" in triform("evaluate", writer, "--mix", "ngram", "--lengths", "4").refusal
+    moved = tmp_path / "moved"
+    shutil.copytree(writer, moved)
+    text = (moved / "config.toml").read_text(encoding="utf-8").replace("story.txt", "gone.txt")
+    (moved / "config.toml").write_text(text, encoding="utf-8")
+    data = ("--data", Path(__file__), "--no-verify")
+    assert "gone.txt" in triform("evaluate", moved, *data, "--mix", "ngram").refusal
