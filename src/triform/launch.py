@@ -207,8 +207,7 @@ def _train(
         folder.discard_if_unused()
         raise
     remember("started", str(folder.path))
-    is_main = current_world().is_main
-    if is_main:
+    if is_main := current_world().is_main:
         log_start(trainer, (*notices, *setup_notices), options)
     with start_baseline_job(trainer, enabled=is_main and not options.quiet) as baseline_job:
         try:
@@ -218,8 +217,7 @@ def _train(
                 record_divergence(trainer, failure)
             raise
         if baseline_job and trainer.progress.finished:
-            settings = trainer.task.config
-            event = report_baseline(folder.path, settings, baseline_job.result, options.progress)
+            event = report_baseline(folder.path, trainer.task.config, baseline_job.result, options.progress)
             trainer.emit("baseline", **event)
     if is_main:
         finish_run(trainer)
