@@ -123,6 +123,9 @@ def test_seeds_that_are_not_there_cannot_be_resumed_and_a_folder_of_seeds_is_an_
     output = ("--input", files.csv, "--output", f"{tmp_path / 'parts'}/")
     assert triform("predict", tmp_path / "many", *output, "--quiet").code == 0
     assert "of the run has changed since these predictions" in triform("predict", seeds[0], *output).last_line
+    assert (
+        "many is an ensemble, and --page shows single runs" in triform("serve", tmp_path / "many", "--page").refusal
+    )
     refusal = triform("params", tmp_path / "many").refusal
     assert refusal.endswith(f"it holds runs with several seeds: choose one of them, such as {seeds[0]}")
     for command, *arguments in (("explain", "lovely"), ("convert export", "--to", "hf")):

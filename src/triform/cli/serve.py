@@ -100,8 +100,11 @@ def serve(
     """
     from triform.serving import ServerOptions
 
+    paths = parse_runs(runs)
+    if page:
+        refuse_ensembles(paths)
     options = ServerOptions(
-        runs=parse_runs(runs),
+        runs=paths,
         page=page,
         host=host,
         allowed_hosts=tuple(allow_host or ()),
@@ -132,6 +135,15 @@ def parse_runs(arguments: list[str]) -> dict[str, Path]:
             raise ConfigError(f"two models have the name {name}; write NAME=RUN with another name for one of them")
         runs[name] = path
     return runs
+
+
+def refuse_ensembles(paths: dict[str, Path]) -> None:
+    """Raise `ConfigError` if one of the models is an ensemble, of which the page of the studio has no curves."""
+    from triform.io.ensembles import find_member_folders
+
+    for name, path in paths.items():
+        if len(find_member_folders(path)) > 1:
+            raise ConfigError(f"{name} is an ensemble, and --page shows single runs; leave out --page")
 
 
 def token_for(host: str) -> str:
