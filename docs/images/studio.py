@@ -42,7 +42,8 @@ TABS = {
     "train": ("#/train", ".drop-zone", ["button:has-text('Use builtin:')", ".costs dt >> nth=0"]),
 }
 ELEMENTS = {"details": ".part-predictions"}  # of tabs whose picture shows only a part of the page
-HEIGHTS = {"attention": 1580, "train": 2330}  # of tabs that need more than the height of the window
+# Of tabs that need more than the height of the window. A part of a page must fit, or the menu would cover it.
+HEIGHTS = {"attention": 1580, "details": 6000, "train": 2330}
 WINDOWS = {"wide": (1280, 900, "light"), "narrow": (420, 900, "light"), "dark": (1280, 900, "dark")}
 
 
