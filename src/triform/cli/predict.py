@@ -96,7 +96,9 @@ SeedOption = Annotated[
 ]
 
 
-@with_shorthands("--text-column", "--temperature", "--top-k", "--top-p", "--beam-size", "--max-new-tokens")
+@with_shorthands(
+    "--text-column", "--temperature", "--top-k", "--top-p", "--beam-size", "--max-new-tokens", "--draft-tokens"
+)
 def predict(
     run: EnsembleArgument,
     texts: Annotated[list[str] | None, argument("TEXT", "Texts to predict.")] = None,
@@ -133,7 +135,7 @@ def predict(
     options = {"device": device, "precision": precision, "adapter": adapter}
     with load_shared_run(run, **options, no_verify=no_verify) as loaded_run:
         if is_folder_output(output):
-            _print_unused_settings(loaded_run.config, decode)
+            _print_unused_settings(loaded_run, decode)
             job = FolderJob(
                 run=loaded_run,
                 input=input_,
@@ -150,7 +152,7 @@ def predict(
             echo(inputs.description, err=True)
         if output:
             validate_cells(Path(output), inputs, loaded_run.config.task, loaded_run.config.data.labels)
-        _print_unused_settings(loaded_run.config, decode)
+        _print_unused_settings(loaded_run, decode)
         predictions = _predict_in_parts(loaded_run, inputs.texts, part_rows, settings)
         if loaded_run.world.is_main:
             if output:
@@ -210,10 +212,11 @@ def _predict_to_folder(job: FolderJob, *, repair: bool, as_json: bool) -> None:
         echo(f"{summary['rows']:,} predictions written to {job.output} in {summary['parts']:,} parts")
 
 
-def _print_unused_settings(config: Config, decode: dict[str, object]) -> None:
-    """Print a note about decoding settings that the task or the strategy does not use."""
+def _print_unused_settings(run: Run, decode: dict[str, object]) -> None:
+    """Print a note about decoding settings that the task, the strategy or the model does not use."""
     from triform.config.merging import IMPLIED_STRATEGY, override_decode
 
+    config = run.config
     if decode and config.task == "classify":
         names = ", ".join(f"decode.{name}" for name in decode)
         echo(f"note: a classifier generates no text, so these settings have no effect: {names}", err=True)
@@ -222,6 +225,18 @@ def _print_unused_settings(config: Config, decode: dict[str, object]) -> None:
     unused_names = [f"decode.{name}" for name in decode if IMPLIED_STRATEGY.get(name, strategy) != strategy]
     if unused_names and strategy != "auto":
         echo(f"note: decode.strategy={strategy} does not use {', '.join(unused_names)}", err=True)
+    if decode.get("draft_tokens") and (reason := _draft_unavailable_reason(run, strategy)):
+        echo(f"note: decode.draft_tokens has no effect: {reason}", err=True)
+
+
+def _draft_unavailable_reason(run: Run, strategy: str) -> str:
+    """Return why speculative decoding is not used, or an empty string if it is."""
+    from triform.generation.speculative import draft_unavailable_reason
+
+    if strategy != "greedy":
+        return "it needs decode.strategy=greedy"
+    predictor: Any = run.task.predictor
+    return draft_unavailable_reason(predictor.build_adapter())
 
 
 def _split_settings(assignments: list[str] | None) -> tuple[dict[str, Any], Settings]:

@@ -296,6 +296,13 @@ class DecodeConfig:
         "The largest number of tokens that the model writes.",
         auto="200 for generate; for translate 16 more than twice the length of the source.",
     )
+    draft_tokens: int = setting(
+        0,
+        "Speculative decoding: the largest number of tokens that are drafted and then verified together.",
+        applies_to="generate with decode.strategy=greedy, in fp32 on a CPU, one text at a time",
+        details="A draft is what followed the same tokens earlier in the text. The generated text does not change, "
+        "and drafts become shorter, or stop, where they do not pay. 0 means no drafts.",
+    )
 
     def __post_init__(self) -> None:
         require(

@@ -29,6 +29,7 @@ from triform.generation.beam import BeamPicker, BeamRow, BeamSettings, Hypothesi
 from triform.generation.ensemble import EnsembleAdapter
 from triform.generation.graph import GraphBackend
 from triform.generation.recurrent import RecurrentDecoderAdapter, RecurrentSeq2SeqAdapter
+from triform.generation.speculative import SpeculativeBackend, draft_unavailable_reason
 from triform.models.ensemble import EnsembleDecoder, EnsembleSeq2Seq
 from triform.models.factory import AnyDecoder, AnySeq2Seq
 from triform.models.recurrent import RecurrentDecoder, RecurrentSeq2Seq
@@ -79,7 +80,10 @@ class Scheduler:
         else:
             max_hypotheses = MAX_EAGER_HYPOTHESES_CUDA if on_cuda else MAX_EAGER_HYPOTHESES
             max_rows = max_rows or max(1, max_hypotheses // self.picker.beam_size)
-            self.backend = EagerBackend(adapter, self.picker, max_rows)
+            if isinstance(adapter, DecoderAdapter) and beam is None and not draft_unavailable_reason(adapter):
+                self.backend = SpeculativeBackend(adapter, self.picker, max_rows)
+            else:
+                self.backend = EagerBackend(adapter, self.picker, max_rows)
 
     def __enter__(self) -> Scheduler:
         return self
