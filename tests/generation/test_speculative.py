@@ -157,8 +157,12 @@ def test_rows_that_join_and_leave_get_the_same_tokens(trained_adapter: DecoderAd
         assert passes.n_passes == 1
         while scheduler.n_unfinished:
             scheduler.step()
+        backend: Any = scheduler.backend
     assert [row.output for row in rows] == [(PATTERN * 9)[3:63], PATTERN[:3], PATTERN[:6]]
     assert passes.n_passes > 1
+    known_tokens = backend.drafter.tokens  # those that were generated in between too
+    assert known_tokens == (PATTERN * 9)[: len(known_tokens)]
+    assert len(known_tokens) > 50
 
 
 @pytest.mark.usefixtures("always_draft")
@@ -248,7 +252,7 @@ def test_drafts_are_for_transformers_in_fp32_on_a_cpu_and_the_reason_is_given_el
     }
     recurrent = build_decoder(ModelConfig(kind="gru", d_model=8), sizes)
     meta = DecoderAdapter(Decoder(config, sizes).to("meta"), MAX_LEN)
-    assert "Transformers" in draft_unavailable_reason(build_decoder_adapter(recurrent, MAX_LEN))
+    assert "Transformer" in draft_unavailable_reason(build_decoder_adapter(recurrent, MAX_LEN))
     assert draft_unavailable_reason(meta) == "on meta, tokens are decoded one by one"
 
 

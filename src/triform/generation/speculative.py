@@ -31,7 +31,7 @@ PASS_COST, TOKEN_COST = 1.5, 0.15  # of verifying, in decode steps: once, and fo
 def draft_unavailable_reason(adapter: GenerationAdapter) -> str:
     """Return why drafts are not used with a model, or an empty string if they are."""
     if not isinstance(adapter, DecoderAdapter):
-        return "it applies to language models that are Transformers"
+        return "it applies to a single language model that is a Transformer"
     if adapter.device.type != "cpu":
         return f"on {adapter.device.type}, tokens are decoded one by one"
     # Lower precisions round so much that rows which are computed together can change the most likely token.
@@ -118,19 +118,24 @@ class SpeculativeBackend(EagerBackend):
         self.adapter = adapter
         self.drafter: NgramDrafter | None = None
         self.drafted_row: Row | None = None  # whose text the drafter knows
+        self.n_known = 0  # generated tokens of the row that the drafter knows
 
     def step(self) -> list[Row]:
         row = self._only_row()
         if row is None:
             return super().step()
+        draft = self._update_drafter(row).propose(self._max_draft(row))
+        return self._verify(row, draft) if draft else super().step()
+
+    def _update_drafter(self, row: Row) -> NgramDrafter:
+        """Return the drafter of this row, after telling it the tokens that were generated since the last call."""
         if self.drafter is None or self.drafted_row is not row:
             prompt = self.adapter.initial_tokens(row.request.tokens)
             self.drafter, self.drafted_row = NgramDrafter([*prompt, *row.output]), row
-        n_steps = row.n_steps
-        draft = self.drafter.propose(self._max_draft(row))
-        stepped = self._verify(row, draft) if draft else super().step()
-        self.drafter.extend(row.output[n_steps:])
-        return stepped
+        else:
+            self.drafter.extend(row.output[self.n_known :])
+        self.n_known = row.n_steps
+        return self.drafter
 
     def _only_row(self) -> Row | None:
         """Return the row to draft for, if it is alone in the batch and has been prefilled."""
