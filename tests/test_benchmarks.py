@@ -30,6 +30,7 @@ EXPECTED_CONTESTANTS = {  # who takes part in each, with the packages that must 
     "generate": (DECODERS, ["transformers", "ctranslate2"]),
     "translate": (DECODERS, ["transformers", "ctranslate2"]),
     "scratch": (["triform scratch", "triform", "torch.nn eager"], []),
+    "speculative": (["triform, 7 drafted", "triform, 15 drafted", "without drafts"], []),
     "start": (["triform predict", "python, import torch"], []),
     "studio": (["triform, first", "triform, again", "triform"], []),
     "training": (["triform", "torch.nn eager", "plain PyTorch eager"], []),
