@@ -39,3 +39,20 @@ def test_a_mixture_that_cannot_be_made_is_refused_in_one_line(
     (moved / "config.toml").write_text(text, encoding="utf-8")
     data = ("--data", Path(__file__), "--no-verify")
     assert "gone.txt" in triform("evaluate", moved, *data, "--mix", "ngram").refusal
+
+
+def test_dynamic_evaluation_is_labelled_in_the_table_and_in_json(
+    triform: Command, classifier: Path, writer: Path, files: Files
+) -> None:
+    arguments = ("evaluate", writer, "--data", f"story={files.txt}", "--dynamic", "--dynamic-lr", 0.1)
+    report = triform(*arguments, "--json").json
+    assert report["dynamic"]["story"]["name"] == "dynamic evaluation"
+    assert report["dynamic"]["story"]["lr"] == 0.1
+    assert report["dynamic"]["story"]["tokens"] == report["sets"]["story"]["tokens"]
+    lines = triform(*arguments).out.splitlines()
+    assert lines[2].startswith("  dynamic evaluation ")
+    assert lines[3].startswith("dynamic evaluation: the model learns from the text")
+    assert (
+        triform("evaluate", classifier, "--dynamic").refusal == "dynamic is for generate; this run is for classify"
+    )
+    assert "--dynamic-lr needs --dynamic" in triform("evaluate", writer, "--dynamic-lr", 0.1).refusal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from triform.cli.completion import complete_from
 from triform.cli.help import DATA, EVALUATION, flag, option
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from triform.evaluation.baselines import BaselineMetrics
     from triform.evaluation.details import DetailedMetrics
     from triform.run import Run
+    from triform.tasks.dynamic import DynamicEvaluation, DynamicEvaluationResult
     from triform.tasks.mixture import MixedLanguageModel, MixtureEvaluation
 
 DEFAULT_EXAMPLES = 10  # as in `triform.evaluation.details`
@@ -74,6 +75,24 @@ MixOption = Annotated[
         complete=complete_from(("ngram", "cache", "ngram,cache")),
     ),
 ]
+DynamicOption = Annotated[
+    bool,
+    flag(
+        EVALUATION,
+        "--dynamic",
+        "For generate: also evaluate the model while it learns from the text that it has already predicted.",
+    ),
+]
+DynamicLrOption = Annotated[
+    float | None,
+    option(
+        EVALUATION,
+        "N",
+        "Learning rate of --dynamic. The default is chosen on the validation data of the run.",
+        name="--dynamic-lr",
+        show_default=False,
+    ),
+]
 DetailsOption = Annotated[
     bool,
     flag(
@@ -103,6 +122,8 @@ def evaluate(
     target: Annotated[str, option(DATA, "FILE", "For translate: their translations in the same order.")] = "",
     baselines: BaselinesOption = False,
     mix: MixOption = "",
+    dynamic: DynamicOption = False,
+    dynamic_lr: DynamicLrOption = None,
     stride: StrideOption = 0,
     lengths: LengthsOption = "",
     details: DetailsOption = False,
@@ -132,19 +153,15 @@ def evaluate(
         raise ConfigError("--source and --target must be given together")
     edges = _parse_lengths(lengths)
     if edges:
-        _validate_lengths({"--stride": stride, "--baselines": baselines, "--mix": mix})
+        _validate_lengths({"--stride": stride, "--baselines": baselines, "--mix": mix, "--dynamic": dynamic})
     if examples is not None and not details:
         raise ConfigError("--examples needs --details")
     sets = parse_named_sets([*(data or []), *([f"{source},{target}"] if source else [])])
     decode = parse_decode_settings(set_)
     options = {"device": device, "precision": precision, "adapter": adapter}
     with load_shared_run(run, **options, no_verify=no_verify) as loaded_run:
-        task = loaded_run.config.task
-        if source and task != "translate":
-            raise ConfigError(f"--source and --target are for translate; this run is for {task}, so use --data")
-        if examples is not None and task == "generate":
-            raise ConfigError("--examples is for classify and translate; the details of generate have no examples")
-        mixture = _build_mixture(loaded_run, mix) if mix else None
+        _validate_task_options(loaded_run.config.task, source, examples)
+        variants = _build_variants(loaded_run, mix, dynamic, dynamic_lr)
         n_examples = details if examples is None else examples
         sets = sets or ({"test": loaded_run.test_set()} if loaded_run.test_set() else {"valid": ""})
         metrics: dict[str, DetailedMetrics] = {}
@@ -152,31 +169,33 @@ def evaluate(
             metrics |= _evaluate_set(loaded_run, name, path, decode, stride, edges, n_examples)
         if loaded_run.world.is_main:
             baseline_tables = {name: loaded_run.baselines(path) for name, path in sets.items() if baselines}
-            mixtures = {name: mixture.evaluate(path, stride) for name, path in sets.items() if mixture}
+            results = {
+                name: [variant.evaluate(path, stride) for variant in variants] for name, path in sets.items()
+            }
             print_precision_note(loaded_run)
-            _print_evaluation(loaded_run, metrics, baseline_tables, mixtures, stride, as_json=json_)
+            _print_evaluation(loaded_run, metrics, baseline_tables, results, stride, as_json=json_)
 
 
 def _print_evaluation(
     run: Run,
     metrics: Mapping[str, DetailedMetrics],
     baseline_tables: Mapping[str, BaselineMetrics],
-    mixtures: Mapping[str, MixtureEvaluation],
+    variants: Mapping[str, Sequence[MixtureEvaluation | DynamicEvaluationResult]],
     stride: int,
     *,
     as_json: bool,
 ) -> None:
     if as_json:
-        content = _evaluation_to_dict(run, metrics, baseline_tables, stride)
-        if mixtures:
-            content["mixtures"] = {name: mixture.to_dict() for name, mixture in mixtures.items()}
+        content: dict[str, Any] = _evaluation_to_dict(run, metrics, baseline_tables, stride)
+        for name, results in variants.items():
+            for result in results:
+                content.setdefault(result.json_key, {})[name] = result.to_dict()
         print_json({"run": str(run.path), **content})
         return
-    mixed = {name: {mixture.name: mixture.metrics} for name, mixture in mixtures.items()}
-    print_metrics_table(metrics, baseline_tables, mixed)
-    if mixtures:
-        mixture = next(iter(mixtures.values()))
-        echo(f"mean weights of {mixture.name}, learned on validation data: {mixture.format_weights()}")
+    rows = {name: {result.name: result.metrics for result in results} for name, results in variants.items()}
+    print_metrics_table(metrics, baseline_tables, rows)
+    for result in next(iter(variants.values()), []):
+        echo(result.describe())
     if stride:
         echo(f"windows of {run.config.data.max_len} tokens that start every {stride} tokens")
     if run.config.task == "translate":
@@ -184,14 +203,25 @@ def _print_evaluation(
     _print_details(metrics)
 
 
-def _build_mixture(run: Run, mix: str) -> MixedLanguageModel:
-    """Return the model of a run with the components that `--mix` names."""
+def _build_variants(
+    run: Run, mix: str, dynamic: bool, dynamic_lr: float | None
+) -> list[MixedLanguageModel | DynamicEvaluation]:
+    """Return the other ways to evaluate a language model that `--mix` and `--dynamic` name."""
+    from triform.errors import ConfigError
+    from triform.tasks.dynamic import DynamicEvaluation
     from triform.tasks.mixture import MixedLanguageModel
 
-    mixture = MixedLanguageModel(run.task, mix.split(","))
-    for notice in mixture.notices:
-        echo(f"note: {notice}", err=True)
-    return mixture
+    if dynamic_lr is not None and not (dynamic and dynamic_lr > 0):
+        raise ConfigError("--dynamic-lr needs --dynamic, and must be above 0")
+    variants: list[MixedLanguageModel | DynamicEvaluation] = []
+    if mix:
+        mixture = MixedLanguageModel(run.task, mix.split(","))
+        for notice in mixture.notices:
+            echo(f"note: {notice}", err=True)
+        variants.append(mixture)
+    if dynamic:
+        variants.append(DynamicEvaluation(run.task, dynamic_lr or 0.0))
+    return variants
 
 
 def _print_details(metrics: Mapping[str, DetailedMetrics]) -> None:
@@ -226,6 +256,16 @@ def _evaluate_set(
     for notice in notices:
         echo(format_notice(notice, info_prefix="note: "), err=True)
     return metrics
+
+
+def _validate_task_options(task: str, source: str, examples: int | None) -> None:
+    """Refuse options that another task than that of the run has."""
+    from triform.errors import ConfigError
+
+    if source and task != "translate":
+        raise ConfigError(f"--source and --target are for translate; this run is for {task}, so use --data")
+    if examples is not None and task == "generate":
+        raise ConfigError("--examples is for classify and translate; the details of generate have no examples")
 
 
 def _validate_lengths(other_options: Mapping[str, object]) -> None:

@@ -57,6 +57,7 @@ class MixtureEvaluation:
     metrics: Metrics
     components: tuple[str, ...]
     weights: MixtureWeights
+    json_key = "mixtures"
 
     def to_dict(self) -> dict[str, object]:
         """Return the evaluation as JSON values."""
@@ -68,10 +69,11 @@ class MixtureEvaluation:
             "weights_by_known_context": self.weights.by_bucket.tolist(),
         }
 
-    def format_weights(self) -> str:
-        """Return the mean weights as text."""
+    def describe(self) -> str:
+        """Return a sentence with the mean weights for the user."""
         values = zip(self.components, self.weights.mean, strict=True)
-        return ", ".join(f"{name} {weight:.3f}" for name, weight in values)
+        weights = ", ".join(f"{name} {weight:.3f}" for name, weight in values)
+        return f"mean weights of {self.name}, learned on validation data: {weights}"
 
 
 class MixedLanguageModel:
