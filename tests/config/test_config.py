@@ -45,6 +45,7 @@ from triform.config.settings import (
     to_toml,
 )
 from triform.errors import ConfigError
+from triform.io.run_layout import LAST_CONFIG_KEY
 from triform.tasks import TASKS
 from triform.text import TOKENIZERS
 from triform.training.optim import SCHEDULES, build_optimizer, build_schedule
@@ -706,3 +707,7 @@ def test_layer_windows_take_back_the_window_of_a_preset_and_the_reverse() -> Non
     merged = merge_settings({"model.window": 8}, {"model.layer_windows": (4, -1)})
     assert merged == {"model.layer_windows": (4, -1)}
     assert merge_settings(merged, {"model.window": 3}) == {"model.window": 3}
+
+
+def test_the_key_that_shows_a_complete_config_file_is_its_last_one() -> None:
+    assert list(flatten_config(Config()))[-1] == LAST_CONFIG_KEY

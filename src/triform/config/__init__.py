@@ -291,17 +291,17 @@ class DecodeConfig:
         applies_to="decode.strategy=beam",
         details="Log probabilities are divided by ((5 + length) / 6) to this power; 0 means no correction.",
     )
-    max_new_tokens: int = setting(
-        0,
-        "The largest number of tokens that the model writes.",
-        auto="200 for generate; for translate 16 more than twice the length of the source.",
-    )
     draft_tokens: int = setting(
         0,
         "Speculative decoding: the largest number of tokens that are drafted and then verified together.",
         applies_to="generate with decode.strategy=greedy, in fp32 on a CPU, one text at a time",
         details="A draft is what followed the same tokens earlier in the text. The generated text does not change, "
         "and drafts become shorter, or stop, where they do not pay. 0 means no drafts.",
+    )
+    max_new_tokens: int = setting(  # the last one; see `LAST_CONFIG_KEY`
+        0,
+        "The largest number of tokens that the model writes.",
+        auto="200 for generate; for translate 16 more than twice the length of the source.",
     )
 
     def __post_init__(self) -> None:
