@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from same_runs import StoppedAfter, assert_same_run, train_run
 
 from triform.config.settings import build_config
 from triform.errors import CheckpointError, ConfigError
-from triform.experiments.distillation import distill
+from triform.experiments.distillation import distill, inherit_settings
 from triform.experiments.seeds import train_seeds
 from triform.nn.loss import IGNORE_INDEX
 from triform.run import load
@@ -60,6 +61,8 @@ def test_a_student_has_the_settings_of_its_teacher_and_resumes_with_the_same_bit
     assert uninterrupted.config.train.distill_from == str(teacher)
     small = distill(teacher, out=tmp_path / "small", model={"d_model": 8}, train={"max_steps": 2}, **QUIET)
     assert (small.config.model.d_model, small.config.train.eval_every) == (8, 1)
+    small_again = distill(teacher, out=tmp_path / "small", resume=True, **QUIET)  # without repeating the settings
+    assert small_again.config == small.config
     other = distill(teacher / "seed-1", out=tmp_path / "single", **QUIET)
     first, second = (run.task.model.encoder.embedding.token_embedding.weight for run in (uninterrupted, other))
     assert not first.equal(second)  # another teacher, other weights
@@ -91,5 +94,11 @@ def test_a_teacher_that_does_not_fit_is_refused(teacher: Path, rows: str, tmp_pa
         distill(teacher, out=teacher / "seed-1", overwrite=True, **QUIET)
     with pytest.raises(ConfigError, match=r"distill_from cannot be combined with train\.r_drop"):
         distill(teacher, out=out, **{"train.r_drop": 1.0}, **QUIET)
+    config = load(teacher / "seed-0").config
+    assert "train.r_drop" not in inherit_settings(config, teacher / "seed-0", {})
+    imported = replace(config, data=replace(config.data, train=""))
+    with pytest.raises(ConfigError, match="is an imported model without training data; give the data to train on"):
+        inherit_settings(imported, teacher, {})
+    assert "data.max_len" in inherit_settings(imported, teacher, {"data.train": "rows.tsv"})
     assert not out.exists()
     assert must_train_alone(build_config({"train.distill_from": "runs/two"}).train)

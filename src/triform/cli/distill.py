@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from triform.cli.completion import complete_run
-from triform.cli.help import DATA, RUN_FOLDER, argument, flag, option
+from triform.cli.help import DATA, RUN_FOLDER, TRAINING, argument, flag, option
 from triform.cli.options import DeviceOption, JsonOption, NoVerifyOption, QuietOption, SetOption
 from triform.cli.shorthands import validate_agreement, with_shorthands
-from triform.cli.train import OPTION_SETTINGS, OverwriteOption, SeedOption, print_run
+from triform.cli.train import OPTION_SETTINGS, OverwriteOption, print_run
 
 TeacherArgument = Annotated[
     Path,
@@ -17,6 +17,14 @@ TeacherArgument = Annotated[
         "TEACHER",
         "Folder of train --seeds, or a run, or several runs as A,B: the models to learn from.",
         complete=complete_run,
+    ),
+]
+SeedOption = Annotated[
+    int | None,
+    option(
+        TRAINING,
+        "N",
+        "Random seed for initialisation, shuffling and dropout. The default is that of the teacher's first run.",
     ),
 ]
 

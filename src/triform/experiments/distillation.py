@@ -9,14 +9,16 @@ from typing import Any
 from triform.config import Config
 from triform.config.merging import flatten_settings
 from triform.config.settings import Settings, flatten_config, merge_settings
+from triform.errors import ConfigError
 from triform.io.ensembles import RunPath, find_member_folders, join_run_paths
+from triform.io.run_layout import CONFIG_FILE
 from triform.launch import RunOptions, train
 from triform.run import Run
 from triform.tasks.learned_tokenizers import has_two_tokenizers
 from triform.training.run_folder import RunFolder
 
-# Settings that follow from the number of steps.
-LENGTH_SETTINGS = tuple(
+# Settings that are chosen from the number of steps.
+STEP_SETTINGS = tuple(
     f"train.{name}" for name in ("warmup_steps", "eval_every", "checkpoint_every", "log_every", "patience")
 )
 
@@ -31,11 +33,13 @@ def distill(teacher: RunPath, *, options: RunOptions | None = None, **settings: 
         teacher: The folder of `triform train --seeds`, a run folder, or a list of run folders.
         options: How to run; `out`, `resume`, `overwrite`, `device`, `verify`, `progress`, `quiet`, `callbacks` and
             `track` can also be given as keyword arguments.
-        **settings: Settings as for `triform.train`. The others are those of the first run of the teacher.
+        **settings: Settings as for `triform.train`; `data` and `valid` are files. The others are those of the first
+            run of the teacher, or of the student if it is resumed.
 
     Raises:
         CheckpointError: The teacher cannot be read.
-        ConfigError: A setting is unknown or invalid, or does not fit the teacher.
+        ConfigError: A setting is unknown or invalid, or does not fit the teacher, or neither the teacher nor the
+            settings name training data.
 
     Example:
         >>> from pathlib import Path
@@ -56,7 +60,8 @@ def distill(teacher: RunPath, *, options: RunOptions | None = None, **settings: 
     folder = find_member_folders(path)[0]
     config = RunFolder(folder, verify=options.verify).read_config()
     requested = flatten_settings(settings)
-    inherited = inherit_settings(config, folder, requested)
+    is_resumed = options.resume and bool(options.out) and (Path(options.out) / CONFIG_FILE).exists()
+    inherited = {} if is_resumed else inherit_settings(config, folder, requested)
     merged: dict[str, Any] = merge_settings(inherited, requested | {"train.distill_from": str(path)})
     return train(config.task, options=options, **merged)
 
@@ -64,12 +69,20 @@ def distill(teacher: RunPath, *, options: RunOptions | None = None, **settings: 
 def inherit_settings(config: Config, folder: Path, requested: Settings) -> Settings:
     """Return the settings of a teacher's run for its student, with its tokenizer.
 
-    If the student is trained for another number of steps, what follows from that number is chosen again.
+    R-Drop, which cannot be combined with distillation, is left out. If the student is trained for another number of
+    steps, what follows from that number is chosen again.
+
+    Raises:
+        ConfigError: The teacher has no training data, and none is requested.
     """
-    settings = {name: value for name, value in flatten_config(config).items() if name != "task"}
+    if not (config.data.train or config.data.source or requested.keys() & {"data.train", "data.source"}):
+        raise ConfigError(f"{folder} is an imported model without training data; give the data to train on")
+    settings = {
+        name: value for name, value in flatten_config(config).items() if name not in ("task", "train.r_drop")
+    }
     if not config.train.init_from:  # otherwise the student starts from the same base, which has the tokenizer
         file = folder / "tokenizer.json"
         settings["tokenizer.file"] = str((folder if has_two_tokenizers(str(folder)) else file).absolute())
     if not requested.keys().isdisjoint(("train.max_steps", "train.epochs", "train.max_minutes")):
-        settings = {name: value for name, value in settings.items() if name not in LENGTH_SETTINGS}
+        settings = {name: value for name, value in settings.items() if name not in STEP_SETTINGS}
     return settings
