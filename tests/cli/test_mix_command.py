@@ -55,4 +55,8 @@ def test_dynamic_evaluation_is_labelled_in_the_table_and_in_json(
     assert (
         triform("evaluate", classifier, "--dynamic").refusal == "dynamic is for generate; this run is for classify"
     )
+    assert (
+        triform("evaluate", writer, "--dynamic", "--stride", 2).refusal
+        == "--dynamic cannot be combined with --stride"
+    )
     assert "--dynamic-lr needs --dynamic" in triform("evaluate", writer, "--dynamic-lr", 0.1).refusal

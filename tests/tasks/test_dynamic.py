@@ -13,8 +13,11 @@ import torch.nn.functional as F
 import triform
 from triform.data.token_store import TokenStore
 from triform.errors import ConfigError
+from triform.nn.kernels import int8
 from triform.tasks.dynamic import LR_GRID, DynamicEvaluation
 from triform.tasks.language_model_data import LanguageModelDataset
+
+needs_int8 = pytest.mark.skipif(bool(int8.int8_unavailable_reason()), reason="this machine has no int8 products")
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +86,10 @@ def test_the_learning_rate_is_chosen_on_validation_data(run: triform.Run, tmp_pa
     assert dynamic.evaluate(str(tmp_path / "test.txt")).lr == dynamic.lr
     with pytest.raises(ConfigError, match="cannot be combined with stride"):
         dynamic.evaluate(stride=2)
+
+
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("int8", marks=needs_int8)])
+def test_a_model_in_lower_precision_is_refused(run: triform.Run, precision: str) -> None:
+    task = triform.load(run.path, device="cpu", precision=precision).task
+    with pytest.raises(ConfigError, match="dynamic needs precision=fp32"):
+        DynamicEvaluation(task, 0.1)

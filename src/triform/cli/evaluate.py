@@ -87,7 +87,7 @@ DynamicLrOption = Annotated[
     float | None,
     option(
         EVALUATION,
-        "N",
+        "RATE",
         "Learning rate of --dynamic. The default is chosen on the validation data of the run.",
         name="--dynamic-lr",
         show_default=False,
@@ -146,6 +146,8 @@ def evaluate(
         triform evaluate runs/reviews --data test.csv --lengths 8,16
         triform evaluate runs/reviews --data test.csv --details
         triform evaluate runs/eight --data test.csv
+        triform evaluate runs/story --mix ngram --baselines
+        triform evaluate runs/story --dynamic
     """
     from triform.errors import ConfigError
 
@@ -153,7 +155,10 @@ def evaluate(
         raise ConfigError("--source and --target must be given together")
     edges = _parse_lengths(lengths)
     if edges:
-        _validate_lengths({"--stride": stride, "--baselines": baselines, "--mix": mix, "--dynamic": dynamic})
+        others = {"--stride": stride, "--baselines": baselines, "--mix": mix, "--dynamic": dynamic}
+        _refuse_together("--lengths", others)
+    if dynamic:
+        _refuse_together("--dynamic", {"--stride": stride})
     if examples is not None and not details:
         raise ConfigError("--examples needs --details")
     sets = parse_named_sets([*(data or []), *([f"{source},{target}"] if source else [])])
@@ -268,12 +273,13 @@ def _validate_task_options(task: str, source: str, examples: int | None) -> None
         raise ConfigError("--examples is for classify and translate; the details of generate have no examples")
 
 
-def _validate_lengths(other_options: Mapping[str, object]) -> None:
+def _refuse_together(option_name: str, others: Mapping[str, object]) -> None:
+    """Raise `ConfigError` if one of the other options is given too."""
     from triform.errors import ConfigError
 
-    for name, value in other_options.items():
+    for name, value in others.items():
         if value:
-            raise ConfigError(f"--lengths cannot be combined with {name}")
+            raise ConfigError(f"{option_name} cannot be combined with {name}")
 
 
 def _parse_lengths(text: str) -> list[int]:

@@ -8,14 +8,11 @@ from copy import copy
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import torch
-from torch import nn
-
 from triform.config import Config
 from triform.errors import CheckpointError, ConfigError
 from triform.io.files import atomic_folder
 from triform.models.ensemble import refuse_ensemble
-from triform.nn.kernels.int8 import Int8Linear
+from triform.nn.kernels.precision import is_reduced_precision
 from triform.pretrained.card_metadata import CardInfo
 from triform.pretrained.ctranslate2_export import write_ctranslate2
 from triform.pretrained.hf_export import exported_family_name, write_hf
@@ -84,12 +81,6 @@ def export(task: Task, to: str, out: Path, info: CardInfo | None = None) -> str:
 def export_with_card(task: Task, to: str, out: Path, metrics: Any, **statement: Any) -> str:
     """Export a task as `export` does. The card has the metrics of a run, and what the user states (`CardInfo`)."""
     return export(task, to, out, CardInfo(metrics=metrics, **statement))
-
-
-def is_reduced_precision(model: nn.Module) -> bool:
-    """Return whether a model was cast to less than fp32."""
-    has_low_precision = any(parameter.dtype != torch.float32 for parameter in model.parameters())
-    return has_low_precision or any(isinstance(module, Int8Linear) for module in model.modules())
 
 
 def _write_export(task: Task, to: str, folder: Path, out: Path, info: CardInfo | None) -> None:

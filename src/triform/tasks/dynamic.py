@@ -18,6 +18,7 @@ from triform.errors import ConfigError
 from triform.evaluation.baselines.ngram import FloatArray
 from triform.evaluation.metrics import Metrics
 from triform.models.ensemble import EnsembleModel
+from triform.nn.kernels.precision import is_reduced_precision
 from triform.tasks.language_model_data import LanguageModelDataset
 from triform.tasks.mixture import require_language_model
 from triform.tasks.task import Task
@@ -69,7 +70,7 @@ class DynamicEvaluation:
         self.task = require_language_model(task, "dynamic")
         if isinstance(task.model, EnsembleModel):
             raise ConfigError("dynamic is for a single run, not for an ensemble")
-        if any(parameter.dtype != torch.float32 for parameter in task.model.parameters()):
+        if is_reduced_precision(task.model):
             raise ConfigError("dynamic needs precision=fp32")
         self.lr = lr or self._choose_lr()
 

@@ -50,3 +50,9 @@ def cast_model(model: nn.Module, precision: Precision) -> None:
         int8.quantize_linears(model)
     else:
         use_few_rows_products(model)
+
+
+def is_reduced_precision(model: nn.Module) -> bool:
+    """Return whether a model was cast to less than fp32."""
+    has_low_precision = any(parameter.dtype != torch.float32 for parameter in model.parameters())
+    return has_low_precision or any(isinstance(module, int8.Int8Linear) for module in model.modules())
