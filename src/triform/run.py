@@ -243,11 +243,17 @@ class Run:
         """Return a warning if a file, or two files as `source,target`, has the content of the training data.
 
         Files are compared by the fingerprints in the checkpoint, because the training files may have been moved.
+        The runs of an ensemble may have different training data.
         """
-        folder = RunFolder((*self.members, self.path)[0], verify=self.verify)
-        data, fingerprints = self.config.data, folder.read_data_fingerprints()
-        trained_on = [fingerprints[file] for file in (data.train, data.source, data.target) if file in fingerprints]
-        return training_file_warnings(name, trained_on)
+        for path in self.members or (self.path,):
+            folder = RunFolder(path, verify=self.verify)
+            data = folder.read_config().data if self.members else self.config.data
+            fingerprints = folder.read_data_fingerprints()
+            files = (data.train, data.source, data.target)
+            trained_on = [fingerprints[file] for file in files if file in fingerprints]
+            if warnings := training_file_warnings(name, trained_on):
+                return warnings
+        return []
 
     def baselines(self, data: str | Path = "") -> BaselineMetrics:
         """Return the metrics of simple models without a Transformer, fitted on this run's training data.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +143,12 @@ def test_runs_of_an_ensemble_must_agree(triform: Command, classifier: Path, writ
     refusal = triform("predict", f"{classifier},{classifier}", "lovely", "--adapter", "a.safetensors").refusal
     assert refusal.endswith("is an ensemble of 2 runs; an adapter applies to a single run")
     assert "needs a name; write NAME=" in triform("serve", f"{classifier},{classifier}").refusal
+
+
+def test_the_training_data_of_any_run_of_an_ensemble_is_recognised(
+    triform: Command, classifier: Path, files: Files, tmp_path: Path
+) -> None:
+    first = tmp_path / "first"  # it no longer knows its data
+    shutil.copytree(classifier, first, ignore=shutil.ignore_patterns("checkpoints"))
+    result = triform("evaluate", f"{first},{classifier}", "--data", files.csv)
+    assert result.err.startswith(f"warning: {files.csv} has the same content as the training data; ")
