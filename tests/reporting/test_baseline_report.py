@@ -95,3 +95,12 @@ def test_few_rows_and_a_sample_are_mentioned() -> None:
 @pytest.mark.parametrize("event", [{}, {"metric": "accuracy"}, {"metric": "accuracy", "value": "x", "verdict": 1}])
 def test_a_damaged_event_is_left_out_of_the_report(event: dict[str, Any]) -> None:
     assert render_comparison(build_history("run", [{"event": "baseline", **event}])) == ""
+
+
+def test_a_student_is_not_advised_to_use_r_drop() -> None:
+    overfitted = history([0.5, 0.9], 1)
+    settings: dict[str, Any] = {"model__dropout": 0.5, "model__d_model": 64}
+    assert "R-Drop" in suggestions(overfitted, config(**settings))[0]
+    assert not any(
+        "R-Drop" in text for text in suggestions(overfitted, config(**settings, train__distill_from="t"))
+    )

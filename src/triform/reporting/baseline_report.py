@@ -97,7 +97,11 @@ def format_comparison(event: Event) -> str:
 
 
 def error_margin(first: float, second: float, n: int) -> float:
-    """Return how far two accuracies on `n` rows can differ by chance, in 95 % of cases, if the models are equal."""
+    """Return how far two accuracies on `n` rows can differ by chance, in 95 % of cases, if the models are equal.
+
+    The mistakes of both models are taken to be independent. On the same rows they often coincide, which makes the
+    margin smaller, so this is a cautious one.
+    """
     return 1.96 * math.sqrt((first * (1 - first) + second * (1 - second)) / max(1, n))
 
 
@@ -161,7 +165,7 @@ def overfitting_remedies(config: Config) -> list[str]:
         remedies.append(f"more dropout, --set model.dropout={0.3 if model.dropout < 0.3 else 0.5}")
     if model.d_model > 64 and not config.train.init_from:
         remedies.append("a smaller model, --preset tiny")
-    if not config.train.r_drop and model.dropout:
+    if model.dropout and not (config.train.r_drop or config.train.distill_from):
         remedies.append("R-Drop, --set train.r_drop=1")
     return [" or ".join(remedies[:2])] if remedies else []
 
