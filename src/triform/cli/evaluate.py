@@ -22,6 +22,7 @@ from triform.cli.options import (
     print_metrics_table,
     print_precision_note,
 )
+from triform.errors import ConfigError
 from triform.formatting import echo
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from triform.tasks.mixture import MixedLanguageModel, MixtureEvaluation
 
 DEFAULT_EXAMPLES = 10  # as in `triform.evaluation.details`
+INCOMPATIBLE_OPTIONS = {
+    "--lengths": ("--stride", "--baselines", "--mix", "--dynamic"),
+    "--dynamic": ("--stride",),
+}
 
 DataOption = Annotated[
     list[str] | None,
@@ -149,16 +154,11 @@ def evaluate(
         triform evaluate runs/story --mix ngram --baselines
         triform evaluate runs/story --dynamic
     """
-    from triform.errors import ConfigError
-
+    modes = {"--stride": stride, "--baselines": baselines, "--mix": mix, "--dynamic": dynamic}
+    edges = _parse_lengths(lengths)
+    _validate_combinations({"--lengths": edges, **modes})
     if bool(source) != bool(target):
         raise ConfigError("--source and --target must be given together")
-    edges = _parse_lengths(lengths)
-    if edges:
-        others = {"--stride": stride, "--baselines": baselines, "--mix": mix, "--dynamic": dynamic}
-        _refuse_together("--lengths", others)
-    if dynamic:
-        _refuse_together("--dynamic", {"--stride": stride})
     if examples is not None and not details:
         raise ConfigError("--examples needs --details")
     sets = parse_named_sets([*(data or []), *([f"{source},{target}"] if source else [])])
@@ -212,7 +212,6 @@ def _build_variants(
     run: Run, mix: str, dynamic: bool, dynamic_lr: float | None
 ) -> list[MixedLanguageModel | DynamicEvaluation]:
     """Return the other ways to evaluate a language model that `--mix` and `--dynamic` name."""
-    from triform.errors import ConfigError
     from triform.tasks.dynamic import DynamicEvaluation
     from triform.tasks.mixture import MixedLanguageModel
 
@@ -265,26 +264,21 @@ def _evaluate_set(
 
 def _validate_task_options(task: str, source: str, examples: int | None) -> None:
     """Refuse options that another task than that of the run has."""
-    from triform.errors import ConfigError
-
     if source and task != "translate":
         raise ConfigError(f"--source and --target are for translate; this run is for {task}, so use --data")
     if examples is not None and task == "generate":
         raise ConfigError("--examples is for classify and translate; the details of generate have no examples")
 
 
-def _refuse_together(option_name: str, others: Mapping[str, object]) -> None:
-    """Raise `ConfigError` if one of the other options is given too."""
-    from triform.errors import ConfigError
-
-    for name, value in others.items():
-        if value:
-            raise ConfigError(f"{option_name} cannot be combined with {name}")
+def _validate_combinations(values: Mapping[str, object]) -> None:
+    """Refuse options that cannot be combined. `values` are those of the options by name."""
+    for name, others in INCOMPATIBLE_OPTIONS.items():
+        for other in others:
+            if values[name] and values[other]:
+                raise ConfigError(f"{name} cannot be combined with {other}")
 
 
 def _parse_lengths(text: str) -> list[int]:
-    from triform.errors import ConfigError
-
     try:
         return [int(edge) for edge in text.split(",")] if text else []
     except ValueError:
@@ -324,8 +318,6 @@ def baselines_to_dict(table: BaselineMetrics) -> dict[str, Mapping[str, float | 
 
 def parse_named_sets(arguments: list[str], option: str = "--data") -> dict[str, str]:
     """Return the files by name: `NAME=FILE` under its name, and `FILE` under its file name."""
-    from triform.errors import ConfigError
-
     sets: dict[str, str] = {}
     for argument in arguments:
         name, separator, path = argument.partition("=")

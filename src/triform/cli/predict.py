@@ -128,7 +128,6 @@ def predict(
         triform predict runs/reviews --input large.jsonl.gz --output predictions/
         triform predict runs/story "Once upon a time" --temperature 0.7
         triform predict runs/story "Once upon a time" --max-new-tokens 1 --top 10
-        triform predict runs/eight "A wonderful film."
     """
     _validate_files(texts or [], input_, output, repair=repair)
     decode, table_settings = _split_settings(set_)
