@@ -15,7 +15,7 @@ from task_cases import NAMES, prepare_task, sentences
 from triform.config import TaskName
 from triform.errors import ConfigError
 from triform.nn.loss import IGNORE_INDEX
-from triform.run import Run
+from triform.run import Run, load
 from triform.tasks import Task
 from triform.tasks.ensemble import combine_tasks
 
@@ -161,3 +161,8 @@ def test_a_student_learns_the_mean_probabilities(name: TaskName, prepared_tasks:
     counted = (batch.labels if name == "classify" else batch.targets).numpy() != IGNORE_INDEX
     assert float(student.loss(batch)) == pytest.approx(divergences[counted].sum(), rel=1e-6)
     assert float(task.loss(batch)) != pytest.approx(float(student.loss(batch)))
+
+
+def test_an_ensemble_of_no_runs_is_refused() -> None:
+    with pytest.raises(ConfigError, match="an ensemble needs at least one run folder"):
+        load([])

@@ -6,13 +6,20 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from triform.errors import ConfigError
 from triform.io.run_layout import CONFIG_FILE
 
 RunPath = str | Path | Sequence[str | Path]
 
 
 def join_run_paths(path: RunPath) -> Path:
-    """Return one path that names all of these runs, as the command line does: `runs/a,runs/b`."""
+    """Return one path that names all of these runs, as the command line does: `runs/a,runs/b`.
+
+    Raises:
+        ConfigError: No run is named.
+    """
+    if not isinstance(path, str | Path) and not path:
+        raise ConfigError("an ensemble needs at least one run folder")
     return Path(path) if isinstance(path, str | Path) else Path(",".join(map(str, path)))
 
 

@@ -37,7 +37,7 @@ def report_baseline(
     """
     try:
         event = build_baseline_event(read_history(folder), config, folder, measure())
-    except (TriformError, ValueError, MemoryError) as error:  # a run is finished, whatever its baseline does
+    except (TriformError, LookupError, ValueError, MemoryError) as error:  # the run is finished in any case
         event = {"reason": str(error) or "there is too little memory"}
     for line in (format_comparison(event), *(f"suggestion: {text}" for text in event.get("suggestions", ()))):
         print_message(line, stream)

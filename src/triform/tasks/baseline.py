@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from triform.config import Config, TaskName
+from triform.config import Config
 from triform.data.encoded_text import encode_chunks
 from triform.data.readers import TextChunk, TextPair
 from triform.errors import TriformError
@@ -25,7 +25,6 @@ from triform.text import Tokenizer
 
 MAX_CHARACTERS = 25_000_000  # of the rows that a baseline is fitted on, and of those that it is evaluated on
 MAX_TEXT_TOKENS = 3_000_000  # that n-grams are counted in; eight orders of them take about 300 bytes for each token
-COMPARED_METRICS: dict[TaskName, str] = {"classify": "accuracy", "generate": "perplexity", "translate": "bleu"}
 
 RowT = TypeVar("RowT")
 
@@ -71,7 +70,7 @@ def measure_baseline(data: TaskData, n_valid: int) -> BaselineResult:
             reason = reason or str(error)
     if not results:
         raise BaselineError(reason)
-    best = max(results, key=lambda name: results[name][COMPARED_METRICS[task]])
+    best = max(results, key=lambda name: results[name]["accuracy" if task == "classify" else "bleu"])
     return BaselineResult(name=best, metrics=results[best], n_train=len(train), is_sample=stride > 1)
 
 

@@ -153,7 +153,8 @@ class Trainer(Interruptible):
     @property
     def n_averaged_steps(self) -> int:
         """The number of steps in the average of the weights: all of them, or the last part of `swa_fraction`."""
-        return max(0, self.progress.step - round((1 - (self.config.swa_fraction or 1)) * self.max_steps))
+        n_left_out = round((1 - (self.config.swa_fraction or 1)) * self.max_steps)
+        return max(0, self.progress.step - min(n_left_out, self.max_steps - 1))
 
     def draw_batches(self) -> tuple[list[Indices], float]:
         """Return the batches of the next step, one per micro-batch, and its learning rate."""
