@@ -153,8 +153,8 @@ class Trainer(Interruptible):
     @property
     def n_averaged_steps(self) -> int:
         """The number of steps in the average of the weights: all of them, or the last part of `swa_fraction`."""
-        n_left_out = round((1 - (self.config.swa_fraction or 1)) * self.max_steps)
-        return max(0, self.progress.step - min(n_left_out, self.max_steps - 1))
+        n_last = max(1, round((self.config.swa_fraction or 1) * self.max_steps))
+        return max(0, self.progress.step - self.max_steps + n_last)
 
     def draw_batches(self) -> tuple[list[Indices], float]:
         """Return the batches of the next step, one per micro-batch, and its learning rate."""
@@ -395,6 +395,5 @@ class Trainer(Interruptible):
 
     def _is_extended(self) -> bool:
         """Return whether the settings let a run that had ended train for longer."""
-        if self.progress.finished == "patience":
-            return not self._out_of_patience() and self.progress.step < self.max_steps
-        return self.progress.finished == "max_steps" and self.progress.step < self.max_steps
+        is_patient_again = self.progress.finished == "patience" and not self._out_of_patience()
+        return (is_patient_again or self.progress.finished == "max_steps") and self.progress.step < self.max_steps
