@@ -56,6 +56,7 @@ TRAIN_IGNORED = (
     "eval_train",
     "checkpoint_every",
     "log_every",
+    "baseline",
     "patience",
 )
 TOKENIZER_UNRESTRICTED = ("kind", "vocab_size", "min_count", "lowercase", "joint_vocab")

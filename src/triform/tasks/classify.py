@@ -255,9 +255,8 @@ class Classify(Task):
     def loss(self, batch: ClassificationBatch) -> Tensor:
         train = self.config.train
         logits = self.model(batch.tokens, batch.keep)  # (B, labels)
-        teacher_logits = self.teacher_logits(batch.tokens, batch.keep)
-        if teacher_logits is not None:
-            return distillation_loss(logits, teacher_logits, batch.labels, train)
+        if self.teacher is not None:
+            return distillation_loss(logits, self.teacher_logits(batch.tokens, batch.keep), batch.labels, train)
         if train.r_drop:
             second = self.model(batch.tokens, batch.keep)
             return r_drop_loss(logits, second, batch.labels, train.label_smoothing, train.r_drop)

@@ -336,5 +336,5 @@ class Generate(Task):
         def compute_hidden_states() -> Tensor:  # (B, T, D)
             return self.model.hidden_states(batch.tokens)
 
-        teacher_logits = self.teacher_logits(batch.tokens)
+        teacher_logits = None if self.teacher is None else self.teacher_logits(batch.tokens)
         return lm_training_loss(compute_hidden_states, self.model, batch.targets, self.config.train, teacher_logits)

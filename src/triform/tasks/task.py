@@ -67,9 +67,10 @@ class Task(ABC):
         """Return the loss, summed over the predictions of the batch."""
 
     @torch.no_grad()
-    def teacher_logits(self, *inputs: Any) -> Tensor | None:
-        """Return the outputs of the teacher for the inputs of the model; None if there is no teacher."""
-        return None if self.teacher is None else self.teacher(*inputs)
+    def teacher_logits(self, *inputs: Any) -> Tensor:
+        """Return the outputs of the teacher for the inputs of the model."""
+        logits: Tensor = self.teacher(*inputs)
+        return logits
 
     def __setattr__(self, name: str, value: object) -> None:
         if name == "config" and "config" in vars(self):

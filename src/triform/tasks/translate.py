@@ -267,7 +267,8 @@ class Translate(Task):
         return TextTranslator(self)
 
     def loss(self, batch: TranslationBatch) -> Tensor:
-        teacher_logits = self.teacher_logits(batch.source, batch.decoder_input, batch.source_keep)
+        inputs = batch.source, batch.decoder_input, batch.source_keep
+        teacher_logits = None if self.teacher is None else self.teacher_logits(*inputs)
         return lm_training_loss(
             lambda: self.decoder_states(batch), self.model, batch.targets, self.config.train, teacher_logits
         )
