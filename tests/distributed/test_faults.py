@@ -65,7 +65,7 @@ def count_rows(folder: Path) -> list[Counter[int]]:
 
 
 def train_alone(run: dict[str, Any], folder: Path, patch: pytest.MonkeyPatch, stop_at: int = -1) -> None:
-    """Train in this process, record the rows as `train_runs.py` does, and stop before a step as Ctrl-C does."""
+    """Train in this process, record the rows as `train_runs.py` does, and stop after a step as Ctrl-C does."""
     collate_part, original_step = PartitionedTrainStep.collate_part, Trainer.step
 
     def record_part(self: PartitionedTrainStep, indices: Any, part: int, n_parts: int) -> Any:
@@ -74,14 +74,14 @@ def train_alone(run: dict[str, Any], folder: Path, patch: pytest.MonkeyPatch, st
             file.write(json.dumps({"step": self.n_steps, "attempt": 0, "rows": rows}) + "\n")
         return collate_part(self, indices, part, n_parts)
 
-    def stop_or_step(self: Trainer) -> None:
+    def step_then_stop(self: Trainer) -> None:
         original_step(self)
         if self.progress.step == stop_at:
             self.stop()
 
     with patch.context() as context:
         context.setattr(PartitionedTrainStep, "collate_part", record_part)
-        context.setattr(Trainer, "step", stop_or_step)
+        context.setattr(Trainer, "step", step_then_stop)
         arguments = {key: value for key, value in run.items() if key != "name"}
         triform.train(**arguments, out=str(folder / run["name"]), device="cpu", quiet=True)
 

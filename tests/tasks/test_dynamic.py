@@ -93,3 +93,9 @@ def test_a_model_in_lower_precision_is_refused(run: triform.Run, precision: str)
     task = triform.load(run.path, device="cpu", precision=precision).task
     with pytest.raises(ConfigError, match="dynamic needs precision=fp32"):
         DynamicEvaluation(task, 0.1)
+
+
+def test_an_ensemble_is_refused(run: triform.Run) -> None:
+    ensemble = triform.load([run.path, run.path], device="cpu")
+    with pytest.raises(ConfigError, match="an ensemble of 2 models, and dynamic evaluation needs a single one"):
+        DynamicEvaluation(ensemble.task, 0.1)

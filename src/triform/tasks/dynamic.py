@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from triform.errors import ConfigError
 from triform.evaluation.baselines.ngram import FloatArray
 from triform.evaluation.metrics import Metrics
-from triform.models.ensemble import EnsembleModel
+from triform.models.ensemble import refuse_ensemble
 from triform.nn.kernels.precision import is_reduced_precision
 from triform.tasks.language_model_data import LanguageModelDataset
 from triform.tasks.mixture import require_language_model
@@ -68,8 +68,7 @@ class DynamicEvaluation:
 
     def __init__(self, task: Task, lr: float = 0.0) -> None:
         self.task = require_language_model(task, "dynamic")
-        if isinstance(task.model, EnsembleModel):
-            raise ConfigError("dynamic is for a single run, not for an ensemble")
+        refuse_ensemble(task.model, "dynamic evaluation")
         if is_reduced_precision(task.model):
             raise ConfigError("dynamic needs precision=fp32")
         self.lr = lr or self._choose_lr()
