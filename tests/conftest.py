@@ -5,19 +5,33 @@ No test writes to the user's own token cache.
 
 from __future__ import annotations
 
+import gc
 import os
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.main
+
+# As in `triform.cli.main`: torch and thousands of tests are objects that are never freed, and searching them for
+# garbage takes a third of the time in which the tests are collected.
+gc.set_threshold(50_000)
+
+# A process builds the tree of commands once, which takes 0.1 seconds; the tests run hundreds of commands in one.
+typer.main.get_command = cache(typer.main.get_command)
 
 # The files that take longest. They are started first, so that no worker is left alone with one of them at the end.
 LONG_FILES = (
-    "distributed/test_same_weights.py",
-    "training/test_resume.py",
-    "test_benchmarks.py",
     "cli/test_docs_commands.py",
-    "sklearn_/test_estimator_checks.py",
+    "experiments/reproduce/test_systems.py",
+    "test_benchmarks.py",
     "distributed/test_sharded_runs.py",
+    "distributed/test_faults.py",
+    "training/test_resume.py",
+    "distributed/test_same_weights.py",
+    "sklearn_/test_estimator_checks.py",
+    "scratch/test_scratch_training.py",
+    "generation/test_continuous_batching.py",
     "experiments/search/test_search_workers.py",
     "serving/browser/test_runs_tabs.py",
     "test_packaging.py",

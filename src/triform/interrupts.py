@@ -87,10 +87,24 @@ def _installed_handlers(new_handler: Callable[[int, FrameType | None], None]) ->
     previous = {signum: signal.getsignal(signum) for signum in SIGNALS}
     if previous.get(HANGUP) is signal.SIG_IGN:  # `nohup` ignores it to keep a command alive
         del previous[HANGUP]
+    interrupted = False
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        try:
+            new_handler(signum, frame)
+        except KeyboardInterrupt:
+            interrupted = True
+            raise
+
     for signum in previous:
-        signal.signal(signum, new_handler)
+        signal.signal(signum, handle)
     try:
         yield
+    except Exception as error:
+        if interrupted:  # Python 3.11 raises a RuntimeError if a class is being made; a library may raise its own
+            raise KeyboardInterrupt from error
+        raise
     finally:
         for signum, old_handler in previous.items():
             if old_handler is not None:  # None: it was not set from Python

@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 
 from triform.cli import demo
+from triform.data import builtin_sets
 
 
 @pytest.fixture
 def quick_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    load_pairs, load_text = builtin_sets.load_pairs, builtin_sets.load_text
+    monkeypatch.setattr(builtin_sets, "load_pairs", lambda path: load_pairs(path)[:200])
+    monkeypatch.setattr(builtin_sets, "load_text", lambda path: load_text(path)[:20_000])
     tiny = {"d_model": 16, "n_heads": 2, "n_layers": 1}
     quick = {"train": {"max_steps": 2, "batch_size": 4, "eval_every": 2}, "model": tiny}
     monkeypatch.setattr(demo, "SETTINGS", dict.fromkeys(demo.SETTINGS, quick))

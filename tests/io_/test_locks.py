@@ -22,6 +22,7 @@ from triform.io import locks
 from triform.io.files import remove_leftovers, temporary_path, write_text
 from triform.io.locks import LOCK_FILE, find_lock_holder, folder_lock
 from triform.run import load
+from warm_processes import process_context
 
 HOLDER_SCRIPT = """
 import sys, time
@@ -105,13 +106,13 @@ def wait_for_lock(folder: str, entered: Event) -> None:
 
 
 def test_who_waits_gets_the_folder_when_its_holder_has_ended(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("spawn") if sys.platform == "win32" else process_context()
     entered = context.Event()
     with folder_lock(tmp_path, "testing"):
         process = context.Process(target=wait_for_lock, args=(str(tmp_path), entered))
         process.start()
         assert not entered.wait(0.5)
-    assert entered.wait(60)
+    assert entered.wait(300)
     process.join()
 
 
@@ -241,9 +242,7 @@ def train_concurrently(folder: Path, out: Path | None, seeds: tuple[str, str]) -
     """What two processes say that train into one folder at the same moment."""
     rows = "".join(f"word{n % 7} thing {n},{'ab'[n % 2]}\n" for n in range(40))
     (folder / "rows.csv").write_text("text,label\n" + rows)
-    context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
-    if sys.platform != "win32":
-        context.set_forkserver_preload(["triform.launch"])
+    context = multiprocessing.get_context("spawn") if sys.platform == "win32" else process_context()
     barrier, queue = context.Barrier(2), context.Queue()
     arguments = (str(folder), str(out or ""))
     processes = [

@@ -81,7 +81,7 @@ def refuse(client: TestClient, **changes: Any) -> tuple[int, str]:
 
 def test_a_job_is_stopped_resumed_and_finished_while_servers_come_and_go(folder: Path) -> None:
     first = connect(folder)
-    job = start(first, "", preset="tiny", settings=TINY | {"train.max_steps": 600})
+    job = start(first, "", preset="tiny", settings=TINY | {"train.max_steps": 600, "train.baseline": False})
     assert (job["id"], job["state"]) == ("classify-reviews", "starting")
     assert job["command"].startswith("triform train classify --data builtin:reviews --preset tiny --set model")
     name = job["id"]
@@ -244,6 +244,11 @@ def test_a_process_that_ended_and_one_with_its_number_are_told_apart(folder: Pat
         path.write_text(json.dumps(record))
         process.kill()
         wait_for(connect(folder), "a", has_ended)  # although the process was not waited for
+    stopped = record | {"exit_code": -signal.SIGTERM, "stop_requested": True}  # before it could handle the signal
+    path.write_text(json.dumps(stopped))
+    assert find_job(connect(folder), "a")["state"] == "stopped"
+    path.write_text(json.dumps(stopped | {"stop_requested": False}))
+    assert find_job(connect(folder), "a")["error"] == "the process was ended by the signal SIGTERM"
     path.write_text(json.dumps(record | {"exit_code": -9}))
     assert find_job(connect(folder), "a")["error"] == "the process was ended by the signal SIGKILL"
     path.write_text("{")

@@ -189,6 +189,20 @@ def test_the_first_signal_saves_and_the_second_stops_at_once(name: str) -> None:
 
 
 @in_main_thread
+def test_an_interrupt_that_is_turned_into_another_exception_is_still_one() -> None:
+    """Python 3.11 makes a RuntimeError of whatever is raised while a class gets its attributes, as in an import."""
+
+    class Attribute:
+        def __set_name__(self, owner: type, name: str) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt), handle_signals(stream=io.StringIO()):
+        type("Library", (), {"attribute": Attribute()})
+    with pytest.raises(RuntimeError, match="of the library"), handle_signals(stream=io.StringIO()):
+        raise RuntimeError("an error of the library")
+
+
+@in_main_thread
 def test_a_hang_up_that_is_ignored_stays_ignored() -> None:
     trainer, before = FakeTrainer(), signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

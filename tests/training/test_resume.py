@@ -7,7 +7,6 @@ that the kills fall into the work and not into the start.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import random
 import shutil
 import signal
@@ -19,6 +18,7 @@ import pytest
 from safetensors.torch import load_file
 
 from triform.training.run_folder import RunFolder
+from warm_processes import start_process
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL and forkserver are not known there")
 
@@ -44,11 +44,8 @@ LORA = {"train.lora_rank": "2", "train.lora_dropout": "0.1", "train.layer_decay"
 
 def run_attempt(task: str, data: str, out: str, fault_code: str, base: str) -> None:
     """In a process of its own: begin, or go on with, the run in `out`."""
-    import torch
-
     from triform.launch import train
 
-    torch.set_num_threads(1)
     exec(fault_code, {})
     settings = dict(setting.split("=") for setting in TINY)
     if base:  # what it decides is left to it
@@ -62,16 +59,13 @@ class AttemptRunner:
         self.folder = folder
         for name, text in FILES.values():
             (folder / name).write_text(text, encoding="utf-8")
-        self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["triform.launch"])
 
     def run(
         self, task: str, out: Path, *, fault_code: str = "", kill_after: float | None = None, base: str = ""
     ) -> int:
         """The exit code of an attempt that ends by itself or is killed after so many seconds."""
         data = self.folder / FILES[task][0]
-        process = self.context.Process(target=run_attempt, args=(task, str(data), str(out), fault_code, base))
-        process.start()
+        process = start_process(run_attempt, task, str(data), str(out), fault_code, base)
         process.join(kill_after)
         process.kill()
         process.join()

@@ -274,11 +274,15 @@ def _find_state(record: JobRecord, *, is_running: bool, run: RunSummary | None, 
         return "training" if run is not None and run.state == "training" else "starting", ""
     if run is not None and run.state in ("training", "finished"):
         return ("training" if run.state == "training" else "finished"), ""
-    if record.exit_code is not None and record.exit_code not in (0, EXIT_INTERRUPTED):
+    # A process that is stopped while Python starts, before it handles signals, is ended by the signal.
+    was_interrupted = record.exit_code == EXIT_INTERRUPTED or (
+        record.stop_requested and record.exit_code == -signal.SIGTERM
+    )
+    if record.exit_code and not was_interrupted:
         return "failed", describe_exit(record.exit_code, log)
     if run is not None:
         return ("stopped", "") if run.state == "stopped" else ("failed", run.error)
-    if record.exit_code == EXIT_INTERRUPTED:
+    if was_interrupted:
         return "stopped", ""
     return "failed", find_error_line(log) or "the run folder was removed"
 

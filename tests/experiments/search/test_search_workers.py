@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Callable
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +17,10 @@ from triform.experiments.search.runner import search
 from triform.experiments.search.space import read_space
 from triform.experiments.search.trial_queue import STARTS, TrialQueue
 from triform.training.run_folder import RunFolder
+from warm_processes import process_context
 
 N_TRIALS, N_WORKERS = 6, 3
 SLOW = ("max_steps = 4, eval_every = 2", "max_steps = 150, eval_every = 50, checkpoint_every = 5")
-
-
-@pytest.fixture(scope="module")
-def processes() -> ForkServerContext:
-    """Processes that have imported everything when they start."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["triform.experiments.search.runner", "optuna", "sqlalchemy", "psycopg"])
-    return context
 
 
 @pytest.fixture(params=["journal", "postgresql"])
@@ -52,7 +43,7 @@ def trial_of(worker: Any, out: Path) -> Path | None:
 
 def kill_in_the_middle_of_a_trial(worker: Any, out: Path) -> Path:
     """Kill a worker that has written a checkpoint and is not finished, and return its run folder."""
-    end = time.monotonic() + 120
+    end = time.monotonic() + 400
     while time.monotonic() < end:
         if trial_of(worker, out):
             os.kill(worker.pid, signal.SIGSTOP)
@@ -72,16 +63,16 @@ def read_events(run_folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def test_no_trial_is_lost_or_run_twice_if_a_worker_is_killed(
-    workdir: Path, write_space: Callable[..., Path], storage: str, processes: ForkServerContext
+    workdir: Path, write_space: Callable[..., Path], storage: str
 ) -> None:
     path = write_space(("trials = 4", f"trials = {N_TRIALS}"), SLOW)
     options = {"out": "out", "storage": storage, "device": "cpu", "quiet": True}
-    workers = [processes.Process(target=search, args=(path,), kwargs=options) for _ in range(N_WORKERS)]
+    workers = [process_context().Process(target=search, args=(path,), kwargs=options) for _ in range(N_WORKERS)]
     for worker in workers:
         worker.start()
     killed_run = kill_in_the_middle_of_a_trial(workers[0], workdir / "out")
     for worker in workers[1:]:
-        worker.join(180)
+        worker.join(400)
         assert worker.exitcode == 0
     queue = TrialQueue(read_space(path), workdir / "out", storage)
     results = collect_trials(queue)

@@ -45,14 +45,25 @@ def test_long_curves_are_thinned_and_keep_their_ends() -> None:
     assert (mean[0][0], mean[-1][0]) == (1, 5000)
 
 
+@pytest.fixture(scope="module")
+def page_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("page")
+
+
 @pytest.fixture
-def page(workdir: Path, spec: StudySpec, run_study: RunStudy) -> Path:
-    """More variants than there are colours, one with a long name, and a set whose name is markup."""
+def page(page_folder: Path, workdir: Path, spec: StudySpec, run_study: RunStudy) -> Path:
+    """More variants than there are colours, one with a long name, and a set whose name is markup.
+
+    The study is run once; the page needs no other file.
+    """
+    path = page_folder / "study.html"
+    if path.exists():
+        return path
     spec["variants"] = {f"v{n}": {"model.d_ff": 8 + 8 * n} for n in range(8)}
     spec["variants"]["a-name-that-is-longer-than-most-variants-have"] = {"model.window": 2}
     spec["tests"] = {"<b>more</b>": "more.tsv"}
     run_study(spec, out="out", seeds=2)
-    return workdir / "out" / "study.html"
+    return Path(shutil.copy(workdir / "out" / "study.html", path))
 
 
 def test_the_page_holds_everything_itself(page: Path) -> None:
