@@ -112,7 +112,7 @@ def configs(draw: Callable[[Any], Any]) -> tuple[Config, DataSizes]:
     return config, DataSizes(vocab_size=13, max_len=6, n_labels=3, target_vocab_size=target_vocab_size)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(configs())
 def test_any_settings_are_counted_as_they_are_built(config_and_sizes: tuple[Config, DataSizes]) -> None:
     param_budget = count_parameters(*config_and_sizes)

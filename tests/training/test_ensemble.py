@@ -142,9 +142,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+# An optimizer does not know the task, so one task suffices for each of the others.
+VARIANT_CASES = [
+    *((task, kind) for task in TASK_NAMES for kind in ("adamw", "window", "formula")),
+    *zip(("classify", "translate", "generate", "classify"), ("adam", "momentum", "muon", "sgd"), strict=True),
+]
+
+
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("kind", VARIANTS)
-@pytest.mark.parametrize("task", TASK_NAMES)
+@pytest.mark.parametrize(("task", "kind"), VARIANT_CASES)
 def test_each_member_equals_the_same_seed_trained_alone(task: TaskName, kind: str, tmp_path: Path) -> None:
     overrides = build_settings(task, tmp_path, **VARIANTS[kind])
     result = train_seeds(task, 3, out=tmp_path / "seeds", seed=4, **overrides)
