@@ -30,7 +30,11 @@ TINY_DEMO = """
 import sys
 from triform.cli import demo
 from triform.cli.main import main
+from triform.data import builtin_sets
 
+load_pairs, load_text = builtin_sets.load_pairs, builtin_sets.load_text
+builtin_sets.load_pairs = lambda path: load_pairs(path)[:200]
+builtin_sets.load_text = lambda path: load_text(path)[:20_000]
 tiny = {"d_model": 16, "n_heads": 2, "n_layers": 1}
 quick = {"train": {"max_steps": 2, "batch_size": 4, "eval_every": 2}, "model": tiny}
 demo.SETTINGS = dict.fromkeys(demo.SETTINGS, quick)

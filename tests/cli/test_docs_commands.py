@@ -174,7 +174,8 @@ def parse(command: str) -> None:
         name = arguments.pop(0)
         click_command = click_command.commands[name]
     if name != "triform":  # an option of `triform` itself would take effect at once
-        click_command.make_context(name, arguments)
+        # A command remembers the names of its help option, and other tests use the same object.
+        click_command.make_context(name, arguments, help_option_names=["-h", "--help"])
 
 
 def find_reason(command: str) -> str | None:

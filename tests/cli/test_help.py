@@ -148,7 +148,7 @@ def test_every_example_runs(
         command = COMMANDS["triform"]
         while words and words[0] in getattr(command, "commands", {}):
             command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
-        assert command.make_context(path, words).params
+        assert command.make_context(path, words, help_option_names=["-h", "--help"]).params
         return
     shutil.copytree(workspace, tmp_path / "work")
     monkeypatch.chdir(tmp_path / "work")

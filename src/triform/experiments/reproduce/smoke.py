@@ -10,7 +10,7 @@ from triform.data.files import iter_text_lines
 
 SMOKE_TRAIN_ROWS, SMOKE_EVAL_ROWS = 400, 16
 SMOKE_STEPS, SMOKE_SEEDS, SMOKE_NEW_TOKENS = 4, 2, 20
-SMOKE_VOCAB_SIZE = 300
+SMOKE_VOCAB_SIZE, SMOKE_BIGRAM_BUCKETS = 300, 1_009
 SMOKE_MAX_LEN = 24
 
 
@@ -51,6 +51,8 @@ def smoke_settings(settings: Settings) -> Settings:
     }
     if "data.train_max_len" in settings:
         overrides["data.max_len"] = settings["data.max_len"]  # the system compares lengths
+    if settings.get("model.bigram_buckets"):
+        overrides["model.bigram_buckets"] = SMOKE_BIGRAM_BUCKETS
     if settings.get("tokenizer.kind") == "bpe":
         overrides["tokenizer.vocab_size"] = SMOKE_VOCAB_SIZE
         overrides["data.train_max_len"] = 0  # texts have more tokens of a tiny vocabulary
