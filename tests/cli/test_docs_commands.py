@@ -117,7 +117,7 @@ def _workspace(
     Path("new.csv").write_text("id,text,comment\n1,the soup was lovely,none\n")
     Path("lines.txt").write_text("the room was awful\n")
     Path("ids.txt").write_text("5 6 7\n")
-    for name in ("book.txt", "valid.txt", "a.txt", "b.txt"):
+    for name in ("book.txt", "texts.txt", "valid.txt", "a.txt", "b.txt"):
         Path(name).write_text(files.txt.read_text())
     Path("large.jsonl.gz").write_bytes(gzip.compress(b'{"text": "the soup was lovely"}\n'))
     Path("book.txt.gz").write_bytes(gzip.compress(files.txt.read_bytes()))
@@ -152,7 +152,7 @@ def shorten(command: str) -> list[str]:
     for old, new in SHORTER.items():
         command = command.replace(old, new)
     arguments = shlex.split(command, comments=True)[1:]
-    if arguments[0] == "train" and "--resume" not in arguments:
+    if arguments[0] in ("train", "pretrain") and "--resume" not in arguments:
         steps = [] if "--max-steps" in arguments or "train.max_steps" in command else ["--max-steps", "3"]
         size = "--set model.n_layers=1 --device cpu"
         if "--embeddings" not in arguments:  # vectors decide the width

@@ -152,7 +152,7 @@ def test_every_example_runs(
         return
     shutil.copytree(workspace, tmp_path / "work")
     monkeypatch.chdir(tmp_path / "work")
-    if words[0] == "train":
+    if words[0] in ("train", "pretrain"):
         words = [*shlex.split(example.replace("--epochs 3", ""))[1:], *shlex.split(SMALL), "--overwrite"]
     if "runs/story" in words:  # its vocabulary are the characters of another text
         words = ["birds sat in the tree" if word == "Once upon a time" else word for word in words]

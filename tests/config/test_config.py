@@ -116,6 +116,7 @@ INVALID_VALUES = [
     ("train.lora_rank", -1),
     ("train.lora_alpha", -0.5),
     *(("train.lora_dropout", value) for value in (-0.1, 1.0)),
+    ("train.mask_rate", 0.0),
     ("train.r_drop", -0.5),
     *(("train.swa_fraction", value) for value in (-0.1, 1.1)),
     *(("train.distill_weight", value) for value in (-0.1, 1.1)),
@@ -346,7 +347,7 @@ def test_lists_are_read_from_text_with_commas() -> None:
         "model.rotary_scaling": (8.0, 1.0, 4.0, 8192.0)
     }
     assert settings_of_type(tuple) == [
-        "data.monitor", "data.labels", "model.rotary_scaling", "model.layer_windows", "train.betas",
+        "data.extra", "data.monitor", "data.labels", "model.rotary_scaling", "model.layer_windows", "train.betas",
     ]  # fmt: skip
     with pytest.raises(ConfigError, match=r"model\.layer_windows='1\.5' must be a whole number"):
         parse_assignments(["model.layer_windows=8,1.5"])
@@ -484,6 +485,8 @@ def settings_strategy(*, layered: bool) -> st.SearchStrategy[dict[str, Any]]:
         "train.batch_tokens": st.just(0),
         "train.epochs": st.just(0.0),
         "train.r_drop": st.just(0.0),
+        "train.objective": st.just("auto"),  # the others are for one task
+        "data.extra": st.just(()),  # not for generate
         "train.swa_fraction": st.just(0.0),  # excludes train.ema_decay
         "tokenizer.bpe_dropout": st.just(0.0),
         "model.bigram_buckets": st.just(0),

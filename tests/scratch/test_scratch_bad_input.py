@@ -49,6 +49,7 @@ UNSUPPORTED_MODEL: dict[str, Any] = {
     "n_buckets": 8,
 }
 UNSUPPORTED_TRAIN: dict[str, Any] = {
+    "objective": "masked",
     "optimizer": "sgd",
     "schedule": "plateau",
     "precision": "bf16",
@@ -79,6 +80,7 @@ UNSUPPORTED_DATA: dict[str, Any] = {
     "delimiter": "semicolon",
     "valid_fraction": 0.3,
     "valid_name": "dev",
+    "extra": ("far.csv",),
     "monitor": ("far=far.csv",),
     "train_max_len": 8,
 }
@@ -147,7 +149,7 @@ def test_aligned_files_are_nothing_to_a_translator_that_is_given_its_data() -> N
 
 def test_settings_without_meaning_here_change_nothing() -> None:
     ignored = {"eval_every": 1, "checkpoint_every": 1, "log_every": 1, "momentum": 0.1, "plateau_factor": 0.9}
-    ignored |= {"plateau_patience": 1, "patience": 3, "eval_train": 2, "baseline": False}
+    ignored |= {"plateau_patience": 1, "patience": 3, "eval_train": 2, "baseline": False, "mask_rate": 0.5}
     assert ignored.keys() == set(TRAIN_IGNORED)
     with_ignored = replace(
         QUICK_CONFIG, train=replace(QUICK_CONFIG.train, **ignored), data=DataConfig(valid_fraction=0.0)

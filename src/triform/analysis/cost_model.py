@@ -129,7 +129,8 @@ def simplify(formula: str) -> str:
 class CostModel:
     """Base class of the cost models of Transformers and recurrent models.
 
-    Formulas use T for the tokens of a text, S for those of a source and B for the texts of a batch.
+    Formulas use T for the tokens of a text, M for those of them that are masked, S for the tokens of a source and B
+    for the texts of a batch.
     """
 
     def __init__(self, config: Config, sizes: DataSizes, workload: Workload) -> None:
@@ -140,7 +141,9 @@ class CostModel:
             "B": workload.batch_size,
             "T": workload.length,
             "S": workload.length,
+            "M": max(1, int(config.train.mask_rate * workload.length + 0.5)),
         }
+        self.predicts_labels = config.predicts_labels
         self.kv_width_symbol = "d" if self.model.kv_heads == self.model.n_heads else "G·Dh"
         self.target_vocab_symbol = "V′" if sizes.target_vocab_size else "V"
         self.is_bf16 = workload.precision == "bf16"
@@ -179,6 +182,20 @@ class CostModel:
             yield self._memory_item(
                 f"{name}: norm", f"{self.norm_saved_tensors}·B·{length_symbol}·d + 2·B·{length_symbol}", 4
             )
+
+    def _encoder_output_activations(self) -> Iterator[MemoryItem]:
+        """Return the activations of the labels of a classifier, or of the masked tokens of an encoder."""
+        if self.predicts_labels:
+            yield self._memory_item("output", f"{'2·B·h + ' if self.model.head_hidden else ''}2·B·d + B·C", 4)
+        else:
+            yield self._memory_item("output: masked tokens", "2·B·M·d + 2·B·M·V", 4)
+
+    def _encoder_output_flops(self) -> FlopItem:
+        """Return the operations of the labels of a classifier, or of the masked tokens of an encoder."""
+        if not self.predicts_labels:
+            return self._flop_item("output: masked tokens", "text", "2·M·d·V")
+        formula = "2·d·h + 2·h·C" if self.model.head_hidden else "2·d·C"
+        return self._flop_item("output: labels", "text", formula)
 
     def _flop_item(self, name: str, per: str, formula: str, needed: int | None = None) -> FlopItem:
         formula = simplify(formula)

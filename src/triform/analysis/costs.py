@@ -97,8 +97,7 @@ class _TransformerCostModel(CostModel):
                 name, "T", causal=self.task != "classify" or self.model.attention_direction == "causal"
             )
         if self.task == "classify":
-            hidden = "2·B·h + " if self.model.head_hidden else ""
-            yield self._memory_item("output", f"{hidden}2·B·d + B·C", 4)
+            yield from self._encoder_output_activations()
             return
         yield self._memory_item("output: states", "B·T·d", self.element_bytes)
         yield self._memory_item("output: log-probabilities", f"B·T·{self.target_vocab_symbol}", 4)
@@ -238,10 +237,8 @@ class _TransformerCostModel(CostModel):
         )
         if self.task == "generate":
             yield self._flop_item("output: logits", "token", "2·d·V")
-        elif self.model.head_hidden:
-            yield self._flop_item("output: labels", "text", "2·d·h + 2·h·C")
         else:
-            yield self._flop_item("output: labels", "text", "2·d·C")
+            yield self._encoder_output_flops()
 
     def _stack_flops(self, name: str, per: str, length_symbol: str, *, causal: bool) -> Iterator[FlopItem]:
         model, length = self.model, self.symbols[length_symbol]

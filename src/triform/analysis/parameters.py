@@ -127,7 +127,8 @@ def count_parameters(config: Config, sizes: DataSizes) -> ParameterBudget:
     validate_sizes(config, sizes)
     counter = (_RecurrentCounter if config.model.is_recurrent else _TransformerCounter)(config, sizes)
     build_groups = {"classify": counter.classifier, "generate": counter.decoder, "translate": counter.translator}
-    groups = tuple(build_groups[config.task]())
+    build = counter.masked_lm if config.train.objective == "masked" else build_groups[config.task]
+    groups = tuple(build())
     return ParameterBudget(form=FORM_BY_TASK[config.task], symbols=counter.used_symbols(groups), groups=groups)
 
 
@@ -142,7 +143,7 @@ def validate_sizes(config: Config, sizes: DataSizes) -> None:
     ]
     missing += ["the vocabulary size is unknown; set it with --vocab-size NUMBER"] * (sizes.vocab_size < 1)
     missing += ["data.max_len must be above 0; set it with --max-len NUMBER"] * (sizes.max_len < 1)
-    if config.task == "classify" and sizes.n_labels < 1:
+    if config.predicts_labels and sizes.n_labels < 1:
         missing.append("the number of labels is unknown because data.labels is empty; set it with --labels NUMBER")
     if missing:
         raise ConfigError(missing[0])
@@ -197,6 +198,11 @@ class _TransformerCounter:
         return tuple(symbol for symbol in self.all_symbols if symbol.name in used)
 
     # -- the three forms
+
+    def masked_lm(self) -> Iterator[ParameterGroup]:
+        *encoder, _ = self.classifier()
+        yield from encoder
+        yield ParameterGroup(name="output", lines=tuple(self._lm_head()))
 
     def classifier(self) -> Iterator[ParameterGroup]:
         yield ParameterGroup(name="embedding", lines=tuple(self._embedding("V")))

@@ -37,7 +37,7 @@ class RecurrentCostModel(CostModel):
                 bidirectional=is_classifier and self.is_bidirectional,
             )
         if self.task == "classify":
-            yield self._memory_item("output", f"{'2·B·h + ' if self.model.head_hidden else ''}2·B·d + B·C", 4)
+            yield from self._encoder_output_activations()
             return
         yield self._memory_item("output: states", "B·T·d", 4)
         yield self._memory_item("output: log-probabilities", f"B·T·{self.target_vocab_symbol}", 4)
@@ -91,5 +91,4 @@ class RecurrentCostModel(CostModel):
             yield self._flop_item("output: logits", "token", "2·d·V")
         else:
             yield self._flop_item("encoder: cells", "token", encoder_formula)
-            has_hidden_layer = self.model.head_hidden
-            yield self._flop_item("output: labels", "text", "2·d·h + 2·h·C" if has_hidden_layer else "2·d·C")
+            yield self._encoder_output_flops()

@@ -59,7 +59,9 @@ def check(
 
     from triform.explain.checks import check_model
     from triform.explain.probes import build_untrained_model
+    from triform.tasks.pretraining import refuse_pretraining
 
+    refuse_pretraining(resolved_config, "a check")
     loaded_run = load_run(run, device="cpu", precision="fp32", no_verify=no_verify) if run else None
     model = loaded_run.task.model if loaded_run else build_untrained_model(resolved_config, sizes)
     results = list(check_model(resolved_config, sizes, model))

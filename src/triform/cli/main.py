@@ -33,6 +33,7 @@ from triform.cli.help import HelpCommand, HelpGroup
 from triform.cli.params import params
 from triform.cli.plan import plan
 from triform.cli.predict import predict
+from triform.cli.pretrain import pretrain
 from triform.cli.reproduce import reproduce
 from triform.cli.search import search
 from triform.cli.serve import serve
@@ -54,6 +55,7 @@ OUT_OF_MEMORY_PATTERN = re.compile(
 FIRST_PROCESS_SECONDS = 5.0  # in which the first process on a machine prints an error that all processes have
 SHARED_COMMANDS = (
     "train",
+    "pretrain",
     "distill",
     "predict",
     "evaluate",
@@ -61,7 +63,7 @@ SHARED_COMMANDS = (
     "search",
 )  # with torchrun, or with their own message
 COMMANDS: dict[str, tuple[Any, ...]] = {
-    "Train and use models": (train, distill, predict, evaluate, explain, studio, serve, convert),
+    "Train and use models": (train, pretrain, distill, predict, evaluate, explain, studio, serve, convert),
     "Inspect models and data": (settings, config, params, plan, check, audit),
     "Run experiments": (compare, search, reproduce),
     "Prepare data": (data, tokenizer, vectors),

@@ -90,7 +90,7 @@ def resolve_model(arguments: ModelArguments) -> tuple[Config, DataSizes]:
         d_ff = resolve_defaults(config, 0, {"data.max_len": sizes.max_len}).model.d_ff
         config = build_config({"model.d_ff": d_ff}, config)
     validate_sizes(config, sizes)
-    if config.task == "classify" and sizes.n_labels < 2:
+    if config.predicts_labels and sizes.n_labels < 2:
         raise ConfigError(f"--labels {sizes.n_labels}: a classifier needs at least two labels")
     for note in config.model.window_notices(sizes.max_len):
         echo(f"note: {note}", err=True)

@@ -306,7 +306,8 @@ def format_prediction(prediction: Prediction) -> str:
 
 def print_alternatives(prediction: Prediction, task: TaskName) -> None:
     """Print a table of the alternatives of a prediction: text with probability or score. Tokens are quoted."""
-    rows = [["", ALTERNATIVE_HEADINGS[task], "score" if task == "translate" else "probability"]]
+    heading = ALTERNATIVE_HEADINGS[task] if prediction.probabilities or task != "classify" else "token"
+    rows = [["", heading, "score" if task == "translate" else "probability"]]
     for rank, alternative in enumerate(prediction.alternatives, 1):
         text = json.dumps(alternative.text, ensure_ascii=False) if task == "generate" else alternative.text
         if alternative.probability is None:

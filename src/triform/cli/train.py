@@ -44,6 +44,15 @@ ValidOption = Annotated[
         "Repeatable: all sets are evaluated during training, and the first one selects the best weights.",
     ),
 ]
+ExtraDataOption = Annotated[
+    list[str] | None,
+    option(
+        DATA,
+        "FILE",
+        "Further training data for classify and translate, from which nothing is held out. Repeatable.",
+        name="--extra-data",
+    ),
+]
 FromOption = Annotated[
     str,
     option(
@@ -98,6 +107,7 @@ def train(
     source: Annotated[str, option(DATA, "FILE", "For translate: source sentences, one per line.")] = "",
     target: Annotated[str, option(DATA, "FILE", "For translate: their translations in the same order.")] = "",
     valid: ValidOption = None,
+    extra_data: ExtraDataOption = None,
     preset: PresetOption = "",
     config: ConfigOption = None,
     set_: SetOption = None,
@@ -125,28 +135,51 @@ def train(
         triform train generate --data story.txt --preset small --epochs 3
         triform train translate --source train.en --target train.fr
     """
+    files = {"--data": data, "--source": source, "--target": target, "--from": from_, "--embeddings": embeddings}
+    settings = collect_settings(task, set_, files | {"--seed": seed}, valid or [], extra_data or [])
+    flags: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "quiet": quiet, "verify": not no_verify}
+    options: dict[str, Any] = {"out": out, "device": device, "track": track or (), **flags}
+    request: dict[str, Any] = {"preset": preset, "config": config, **settings}
+    start_training(task, request, options, seeds=seeds, dry_run=dry_run, as_json=json_)
+
+
+def start_training(
+    task: str,
+    request: dict[str, Any],
+    run_options: dict[str, Any],
+    *,
+    seeds: int | None = None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Train one model or several seeds, or estimate what it costs, and print the result.
+
+    Args:
+        task: The task.
+        request: The preset, the config and the settings.
+        run_options: The fields of `RunOptions`.
+        seeds: The number of models; None: one, without a folder for each seed.
+        dry_run: Whether to print an estimate instead of training.
+        as_json: Whether to print JSON.
+    """
     from triform.experiments.seeds import train_seeds
     from triform.launch import RunOptions, estimate
     from triform.launch import train as launch
     from triform.world import current_world, refuse_several_processes
 
-    files = {"--data": data, "--source": source, "--target": target, "--from": from_, "--embeddings": embeddings}
-    settings = _settings(task, set_, files | {"--seed": seed}, valid or [])
-    flags: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "quiet": quiet, "verify": not no_verify}
-    options = RunOptions(out=out, device=device, track=track or (), **flags)
+    options = RunOptions(**run_options)
     if dry_run or seeds is not None:
         refuse_several_processes(f"triform train {'--dry-run' if dry_run else '--seeds'}")
     if dry_run:
         _validate_dry_run(options, seeds)
-        print_estimate(estimate(task, preset=preset, config=config, options=options, **settings), as_json=json_)  # type: ignore[arg-type]
+        print_estimate(estimate(task, options=options, **request), as_json=as_json)  # type: ignore[arg-type]
         return
     if seeds is not None:
-        seed_runs = train_seeds(task, seeds, preset=preset, config=config, options=options, **settings)  # type: ignore[arg-type]
-        print_seeds(seed_runs, as_json=json_)
+        print_seeds(train_seeds(task, seeds, options=options, **request), as_json=as_json)  # type: ignore[arg-type]
         return
-    run = launch(task, preset=preset, config=config, options=options, **settings)  # type: ignore[arg-type]
+    run = launch(task, options=options, **request)  # type: ignore[arg-type]
     if current_world().is_main:
-        print_run(run, as_json=json_)
+        print_run(run, as_json=as_json)
 
 
 def print_run(run: Run, *, as_json: bool) -> None:
@@ -156,8 +189,12 @@ def print_run(run: Run, *, as_json: bool) -> None:
         return
     echo(f"run folder: {run.path}")
     echo(f"report:     {run.path / 'report.html'}")
-    example = {"classify": "some text", "generate": "Once upon", "translate": "a sentence"}[run.config.task]
-    echo(f'try:        triform predict {shlex.quote(str(run.path))} "{example}"')
+    task, path = run.config.task, shlex.quote(str(run.path))
+    if run.config.train.objective != "auto":
+        echo(f"next:       triform train {task} --from {path} --data FILE")
+        return
+    example = {"classify": "some text", "generate": "Once upon", "translate": "a sentence"}[task]
+    echo(f'try:        triform predict {path} "{example}"')
 
 
 def _baseline_entry(run: Run) -> dict[str, object]:
@@ -204,8 +241,12 @@ def print_estimate(estimate: TrainingEstimate, *, as_json: bool) -> None:
     )
 
 
-def _settings(
-    task: str, assignments: list[str] | None, options: Mapping[str, str | int | None], valid: list[str]
+def collect_settings(
+    task: str,
+    assignments: list[str] | None,
+    options: Mapping[str, str | int | None],
+    valid: list[str],
+    extra_data: list[str],
 ) -> Settings:
     """Return the settings that `--set` and the options give. Options that are "" or None were not given."""
     from triform.config.merging import validation_settings
@@ -214,7 +255,7 @@ def _settings(
 
     settings = parse_assignments(assignments or [])
     for name in ("data.text_column", "data.label_column"):
-        if task == "translate" and name in settings:
+        if task == "translate" and name in settings and "train.objective" not in settings:
             raise ConfigError(
                 f"{name}={settings[name]} has no effect on translate; "
                 "use --set data.source_column=NAME and --set data.target_column=NAME"
@@ -229,6 +270,9 @@ def _settings(
         for name, setting_value in validation_settings(sets).items():
             validate_agreement("--valid", setting_value, name, settings)
             settings[name] = setting_value
+    if extra_data:
+        validate_agreement("--extra-data", tuple(extra_data), "data.extra", settings)
+        settings["data.extra"] = tuple(extra_data)
     return settings
 
 

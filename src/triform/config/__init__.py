@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from triform.config.bounds import validate_bounds
+from triform.config.combinations import validate_combinations
 from triform.config.documentation import setting
 from triform.config.model import (
-    ATTENTION_SETTINGS,
     ActivationKind,
     AttentionDirection,
     HeadActivation,
@@ -27,9 +27,15 @@ from triform.config.model import (
     ScaleKind,
     ScoreKind,
 )
-from triform.config.train import LoraLayers, OptimizerKind, ScheduleKind, TrainConfig, TrainPrecision
+from triform.config.train import (
+    LoraLayers,
+    ObjectiveKind,
+    OptimizerKind,
+    ScheduleKind,
+    TrainConfig,
+    TrainPrecision,
+)
 from triform.config.validation import AutoBool, require
-from triform.errors import ConfigError
 
 __all__ = [
     "TASK_NAMES",
@@ -49,6 +55,7 @@ __all__ = [
     "ModelKind",
     "NormKind",
     "NormPosition",
+    "ObjectiveKind",
     "OptimizerKind",
     "PoolingKind",
     "PositionKind",
@@ -80,6 +87,12 @@ class DataConfig:
         "The training file, builtin:NAME for a built-in dataset, or a folder of token shards.",
         auto="The built-in dataset of the task.",
         details="The option --data sets it. For translate, SOURCE,TARGET names two aligned files.",
+    )
+    extra: tuple[str, ...] = setting(
+        (),
+        "Further training files, which are read after data.train.",
+        applies_to="classify and translate",
+        details="The option --extra-data sets it. Nothing of them is held out for validation.",
     )
     valid: str = setting(
         "",
@@ -340,47 +353,12 @@ class Config:
 
     def __post_init__(self) -> None:
         validate_bounds(self)
-        if self.task != "translate" and self.data.source:
-            raise ConfigError(
-                f"data.source and data.target apply to translate only; for {self.task}, set data.train"
-            )
-        if self.model.bigram_buckets and self.task != "classify":
-            raise ConfigError(f"model.bigram_buckets applies to classify only, not to {self.task}")
-        if self.tokenizer.bpe_dropout and (self.task == "generate" or self.tokenizer.kind not in ("auto", "bpe")):
-            raise ConfigError(
-                "tokenizer.bpe_dropout applies only to classify and translate with tokenizer.kind=bpe"
-            )
-        if self.train.r_drop and not (self.model.dropout or self.model.attention_dropout):
-            raise ConfigError("train.r_drop needs dropout; set model.dropout above 0")
-        if self.model.attention_direction == "full" and self.task != "classify":
-            raise ConfigError(
-                "model.attention_direction=full would let the decoder see the tokens that it predicts; "
-                f"for {self.task}, use auto or causal"
-            )
-        if self.model.is_recurrent:
-            self._validate_recurrent()
+        validate_combinations(self)
 
-    def _validate_recurrent(self) -> None:
-        model, train, kind = self.model, self.train, f"model.kind={self.model.kind}"
-        require(not train.lora_rank, f"train.lora_rank applies to Transformers only, not to {kind}")
-        require(train.optimizer != "muon", f"train.optimizer=muon applies to Transformers only, not to {kind}")
-        require(
-            train.precision != "bf16",
-            f"train.precision=bf16 applies to Transformers only; {kind} is trained in fp32",
-        )
-        if self.task != "translate":
-            for name in ATTENTION_SETTINGS:
-                value = getattr(model, name)
-                is_default = value == getattr(ModelConfig, name)
-                require(
-                    is_default,
-                    f"model.{name}={value} applies to attention, which {kind} has in translate only; leave it out",
-                )
-        require(
-            self.task == "generate" or model.attention_direction == "causal" or model.d_model % 2 == 0,
-            f"model.d_model={model.d_model} must be even, because {kind} reads forwards with one half of it and "
-            "backwards with the other",
-        )
+    @property
+    def predicts_labels(self) -> bool:
+        """Whether the model is a classifier, and not an encoder that is only pretrained."""
+        return self.task == "classify" and self.train.objective == "auto"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,6 +120,8 @@ def merge_request(task: TaskName, preset: str, config: str | Path | Config | Non
         requested["data.monitor"] = tuple(
             f"{name}={_absolute_paths(file, task)}" for name, file in config_data.monitored_files
         )
+    if config_data.extra:
+        requested["data.extra"] = tuple(_absolute_paths(file, task) for file in config_data.extra)
     paths = (*DATA_FILE_SETTINGS, "tokenizer.file", "train.embeddings")
     return requested | {name: absolute_path(str(requested[name])) for name in paths if requested.get(name)}
 

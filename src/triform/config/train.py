@@ -14,12 +14,28 @@ ScheduleKind = Literal["constant", "cosine", "linear", "noam", "plateau"]
 TrainPrecision = Literal["auto", "fp32", "bf16"]
 LoraLayers = Literal["all", "attention"]
 ParallelKind = Literal["auto", "ddp", "fsdp"]
+ObjectiveKind = Literal["auto", "masked", "denoise"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """How the model is trained: optimizer, schedule, batches, length, fine-tuning, validation and checkpoints."""
 
+    objective: ObjectiveKind = setting(
+        "auto",
+        "What the model learns: its task, or to restore texts without labels, from which the task then starts.",
+        auto="The labels, the next tokens or the translations of the task.",
+        details="`triform pretrain` sets it. `masked` is for classify: the encoder predicts masked tokens, as in "
+        "BERT (Devlin et al., 2019). `denoise` is for translate: the model restores a text from a copy with "
+        "masked, dropped and moved tokens, as in BART (Lewis et al., 2020).",
+    )
+    mask_rate: float = setting(
+        0.15,
+        "The fraction of the tokens of each text that are masked.",
+        applies_to="train.objective=masked or denoise",
+        details="Of the tokens that `masked` predicts, 80 % become the mask token, 10 % a random token, and 10 % "
+        "stay as they are.",
+    )
     optimizer: OptimizerKind = setting(
         "adamw",
         "The optimizer.",
@@ -102,8 +118,8 @@ class TrainConfig:
     epochs: float = setting(
         0.0,
         "The number of passes over the training data; fractions are allowed.",
-        auto="8 for classify, 15 for generate and 10 for translate; with 2 million training tokens or more, 2, 5 "
-        "and 3. Not used if train.max_steps is set.",
+        auto="8 for classify, 10 for translate, and 15 for generate and pretraining; with 2 million training "
+        "tokens or more, 2, 3 and 5. Not used if train.max_steps is set.",
         details="Set either this or train.max_steps.",
     )
     max_minutes: float = setting(
@@ -240,7 +256,7 @@ class TrainConfig:
         -1,
         "The number of validations in a row without improvement after which training stops.",
         auto="For classify, 5 with fewer than 200 validation texts, 4 with fewer than 1,000, else 3, but at least "
-        "the number of validations in one epoch. For the other tasks 0.",
+        "the number of validations in one epoch. For the other tasks and for pretraining 0.",
         details="0 means that training never stops early.",
     )
 

@@ -14,7 +14,7 @@ from triform.html.elements import render_table
 from triform.html.notebook import render_output
 from triform.reporting.interval_plot import Strip, render_interval_plot
 from triform.run import Run, load
-from triform.tasks import TASKS
+from triform.tasks import choose_task
 from triform.training.run_folder import RunFolder
 
 TRAINING_LOSS = "training loss"  # the metric if there is no validation data
@@ -63,7 +63,7 @@ class SeedResults:
 
 def collect_results(out: Path, folders: Sequence[RunFolder]) -> SeedResults:
     """Return the validation metric of each run, or the last training loss if there is no validation data."""
-    metric = TASKS[folders[0].read_config().task].metric
+    metric = choose_task(folders[0].read_config()).metric
     values = [_read_best_metric(folder, metric) for folder in folders]
     if None in values:
         metric, values = TRAINING_LOSS, [_read_last_loss(folder) for folder in folders]

@@ -29,7 +29,7 @@ from triform.launch import (
     resolve_out_folder,
     resolve_settings,
 )
-from triform.tasks import TASKS, PreparedTask
+from triform.tasks import PreparedTask, choose_task
 from triform.training.aggregate_progress import AggregateProgress
 from triform.training.claim import claim_run_folder
 from triform.training.data_copies import copy_in_memory_data
@@ -328,7 +328,7 @@ class SeedGroup:
             return self.prepared
         torch.manual_seed(seed_run.seed)
         config = seed_run.stored_config or replace(self.config, seed=seed_run.seed)
-        task = TASKS[config.task].load(config, self.lead_run.folder.path)
+        task = choose_task(config).load(config, self.lead_run.folder.path)
         load_initial_weights(task, seed_run.folder, resume=bool(seed_run.stored_config))
         task.model.to(self.prepared.task.device)
         task.teacher = self.prepared.task.teacher

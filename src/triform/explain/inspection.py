@@ -19,6 +19,7 @@ from triform.tasks import Task
 from triform.tasks.classify import Classify
 from triform.tasks.explanation import ExplanationInput, build_explanation_input
 from triform.tasks.prediction import Keep
+from triform.tasks.pretraining import refuse_pretraining
 from triform.text import SPECIAL_TOKENS
 
 BYTES_PER_RECORDED_WEIGHT = 12  # float32: as it is recorded, in the tensor of all layers, and while it is checked
@@ -58,6 +59,7 @@ def explain(
             model reads.
     """
     refuse_ensemble(task.model, "an explanation")
+    refuse_pretraining(task.config, "an explanation")
     if maps and not (attributions and isinstance(task, Classify)):  # attributions do not need attention
         require_attention_stacks(task.model)  # before any text is generated
     if pad_to:

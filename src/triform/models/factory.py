@@ -5,6 +5,7 @@ from __future__ import annotations
 from triform.config import DataSizes, ModelConfig
 from triform.models.decoder import Decoder
 from triform.models.encoder import Classifier
+from triform.models.masked import MaskedLM
 from triform.models.recurrent import RecurrentClassifier, RecurrentDecoder, RecurrentSeq2Seq
 from triform.models.seq2seq import Seq2Seq
 
@@ -33,3 +34,8 @@ def build_decoder(config: ModelConfig, sizes: DataSizes) -> AnyDecoder:
 def build_seq2seq(config: ModelConfig, sizes: DataSizes) -> AnySeq2Seq:
     """Build a translator."""
     return (RecurrentSeq2Seq if config.is_recurrent else Seq2Seq)(config, sizes)
+
+
+def build_masked_lm(config: ModelConfig, sizes: DataSizes) -> MaskedLM:
+    """Build the encoder of a classifier with a head that predicts masked tokens."""
+    return MaskedLM(config, sizes)

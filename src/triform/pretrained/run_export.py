@@ -19,6 +19,7 @@ from triform.pretrained.hf_export import exported_family_name, write_hf
 from triform.pretrained.model_card import build_model_card
 from triform.pretrained.onnx_export import MODEL_FILE, write_onnx
 from triform.tasks import Task
+from triform.tasks.pretraining import refuse_pretraining
 from triform.text import DEFAULT_SPECIAL_TOKENS, Tokenizer, write_tokenizer
 from triform.text.spm import SentencePieceTokenizer
 
@@ -55,6 +56,7 @@ def export(task: Task, to: str, out: Path, info: CardInfo | None = None) -> str:
     """
     if to not in EXPORT_FORMATS:
         raise ConfigError(f"unknown --to {to!r}; choose from {', '.join(EXPORT_FORMATS)}")
+    refuse_pretraining(task.config, f"--to {to}")
     if task.config.model.is_recurrent:
         raise ConfigError(
             f"--to {to} supports only Transformers, so a run with model.kind={task.config.model.kind} "

@@ -46,9 +46,10 @@ TRAIN_UNRESTRICTED = (
     *("lr", "betas", "weight_decay", "warmup_steps", "min_lr_ratio", "batch_size", "batch_tokens", "max_steps"),
     *("epochs", "clip_norm", "label_smoothing"),
 )
-# Settings without effect here may have any value: the first three are for sgd and plateau, which are refused, and
-# nothing is evaluated, saved or printed during training.
+# Settings without effect here may have any value: the first four are for objectives, sgd and plateau, which are
+# refused, and nothing is evaluated, saved or printed during training.
 TRAIN_IGNORED = (
+    "mask_rate",
     "momentum",
     "plateau_factor",
     "plateau_patience",

@@ -21,6 +21,7 @@ from triform.run import Run, load
 from triform.serving.endpoints import ApiError
 from triform.serving.options import ServerOptions
 from triform.serving.worker import Worker
+from triform.tasks.pretraining import refuse_pretraining
 
 if TYPE_CHECKING:
     from triform.config import TaskName
@@ -160,6 +161,7 @@ class ModelRegistry:
             if None in stamp and (path / CONFIG_FILE).exists():
                 raise CheckpointError(f"{path} has no trained model yet")
             run = load(path, device=self.options.device, precision=self.options.precision)
+            refuse_pretraining(run.config, "a server")
             limits = {"max_batch": self.options.max_batch, "max_queue": self.options.max_queue}
             worker = Worker(run, timeout=self.options.timeout, **limits)
             served = ServedModel(name=name, run=run, worker=worker, stamp=stamp)

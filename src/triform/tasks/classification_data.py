@@ -159,13 +159,16 @@ class ClassificationData(TaskData):
         for row, is_held_out in zip(self.read_examples(self.training_name), mask, strict=False):
             labels.add(row.label)  # including a rare label whose rows are all in the validation data
             n_characters += 0 if is_held_out else len(row.text)
+        for row in self.extra_examples():
+            labels.add(row.label)
+            n_characters += len(row.text)
         if len(labels) < 2 and not self.config.data.labels:
             problem = f"only one label, {next(iter(labels))!r}" if labels else "no rows to train on"
             raise DataError(f"found {problem}; a classifier needs at least two labels", path=self.training_name)
         return self.config.data.labels or tuple(sorted(labels, key=_label_sort_key)), n_characters
 
     def settings_from(self, encoded: EncodedExamples, tokenizers: tuple[Tokenizer, ...]) -> Settings:
-        max_len = self.config.data.max_len or _default_max_len(encoded.stores[0])
+        max_len = self.config.data.max_len or default_max_len(encoded.stores[0])
         return {"data.max_len": max_len, "tokenizer.vocab_size": tokenizers[0].vocab_size}
 
     def encode(
@@ -253,7 +256,7 @@ def _label_sort_key(label: str) -> tuple[float, str]:
     return (value if math.isfinite(value) else math.inf), label
 
 
-def _default_max_len(store: TokenStore) -> int:
+def default_max_len(store: TokenStore) -> int:
     """Return a length that fits all texts if they are short, else 95 % of them, and at most 512 tokens."""
     longest = int(store.lengths.max())
     return max(16, longest) if longest <= 256 else min(512, int(np.ceil(np.quantile(store.lengths, 0.95))))

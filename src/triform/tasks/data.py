@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triform.config import TRAIN_SET, Config
+from triform.config.merging import split_aligned_name
 from triform.config.settings import Settings, build_config
 from triform.data import builtin_sets
 from triform.data.readers import filter_lines
@@ -64,6 +65,11 @@ class TaskData(ABC):
         return [self.config.data.train]
 
     @property
+    def extra_files(self) -> list[str]:
+        """The further files to train on, none of whose examples is held out."""
+        return [file for name in self.config.data.extra for file in split_aligned_name(name)]
+
+    @property
     def training_name(self) -> str:
         """The name of the training files in messages."""
         return ",".join(self.training_files)
@@ -86,7 +92,8 @@ class TaskData(ABC):
     def open_cache(self, folder: Path, notices: list[str]) -> TokenCache:
         """Return the token cache of the training files."""
         is_writer = current_world().is_main
-        return TokenCache(self.training_files, folder / TOKENS_FOLDER, notices, is_writer=is_writer)
+        files = [*self.training_files, *self.extra_files]
+        return TokenCache(files, folder / TOKENS_FOLDER, notices, is_writer=is_writer)
 
     @abstractmethod
     def read_examples(self, name: str) -> Iterator[Any]:
@@ -96,7 +103,12 @@ class TaskData(ABC):
         """Yield the training examples, or those of the same file that are held out for validation."""
         mask = validation_mask(0.0 if self.validation_name else self.config.data.valid_fraction)
         pairs = zip(self.read_examples(self.training_name), mask, strict=False)
-        return (example for example, is_held_out in pairs if is_held_out == held_out)
+        examples = (example for example, is_held_out in pairs if is_held_out == held_out)
+        return examples if held_out else chain(examples, self.extra_examples())
+
+    def extra_examples(self) -> Iterator[Any]:
+        """Yield the examples of `data.extra`."""
+        return chain.from_iterable(map(self.read_examples, self.config.data.extra))
 
     def training_examples(self) -> Iterator[Any]:
         """Yield the training examples."""
@@ -285,7 +297,9 @@ class TaskData(ABC):
         cache = self.open_cache(folder, [])
         train_texts = map(self.source_text, self.split_examples(held_out=False))
         valid_texts = map(self.source_text, self.iter_examples())
-        return leak_warnings(cache, self.validation_name, self.cache_key, train_texts, valid_texts)
+        return leak_warnings(
+            cache, self.training_name, self.validation_name, self.cache_key, train_texts, valid_texts
+        )
 
     def fit_baselines(self) -> FittedBaselines:
         """Fit the baselines, which are models without a Transformer, on the training data."""

@@ -11,6 +11,7 @@ from triform.config.settings import Settings, build_config, flatten_config
 from triform.tasks.learned_tokenizers import load_configured_tokenizer
 
 MILLION = 1_000_000
+PRETRAINING_EPOCHS = 15  # as for generate; each epoch has other masks
 
 
 def resolve_tokenizer_kind(config: Config, n_characters: int) -> Config:
@@ -53,13 +54,13 @@ def resolve_step_defaults(config: Config, max_steps: int) -> Config:
 def resolve_patience(config: Config, n_valid: int, validations_per_epoch: int) -> Config:
     """Return the config with a default patience, the number of validations without progress before stopping.
 
-    Only classifiers stop early, because they overfit soon; for other tasks it is 0. Metrics on few examples vary by
+    Only classifiers stop early, because they overfit soon; otherwise it is 0. Metrics on few examples vary by
     chance, so small sets get more patience. The patience always covers an epoch.
     """
     if config.train.patience >= 0:
         return config
     min_patience = 5 if n_valid < 200 else 4 if n_valid < 1_000 else 3
-    patience = max(min_patience, validations_per_epoch) if config.task == "classify" and n_valid else 0
+    patience = max(min_patience, validations_per_epoch) if config.predicts_labels and n_valid else 0
     return build_config({"train.patience": patience}, config)
 
 
@@ -107,6 +108,8 @@ def _train_defaults(config: Config, n_tokens: int) -> Settings:
             defaults["train.batch_tokens"] = batch_tokens
     if not train.max_steps and not train.epochs:
         epochs = {"classify": 8, "generate": 15, "translate": 10}[config.task]
+        if train.objective != "auto":
+            epochs = PRETRAINING_EPOCHS
         is_small = n_tokens < 2 * MILLION
         defaults["train.epochs"] = float(epochs if is_small else max(2, epochs // 3))
     return defaults

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from triform.errors import ConfigError
 from triform.models.ensemble import ENSEMBLES
+from triform.tasks.pretraining import refuse_pretraining
 from triform.tasks.task import Task
 
 
@@ -32,6 +33,7 @@ def combine_tasks(tasks: Sequence[Task], names: Sequence[str]) -> Task:
                 f"{names[0]} and {name} cannot be averaged: model.kind is {kinds[0].kind} and {kinds[1].kind}, and "
                 "only one of them reads texts of any length"
             )
+    refuse_pretraining(tasks[0].config, "an ensemble")
     ensemble, data = copy(tasks[0]), tasks[0].config.data
     widths = [task.config.model.d_model for task in tasks]
     ensemble.model = ENSEMBLES[ensemble.name]([task.model for task in tasks], widths).eval()
@@ -43,6 +45,9 @@ def find_difference(first: Task, second: Task) -> str:
     """Return why the probabilities of two models are not about the same labels or tokens; "" if they are."""
     if first.name != second.name:
         return f"their tasks are {first.name} and {second.name}"
+    objectives = first.config.train.objective, second.config.train.objective
+    if objectives[0] != objectives[1]:
+        return f"train.objective is {objectives[0]} and {objectives[1]}"
     labels = first.config.data.labels, second.config.data.labels
     if labels[0] != labels[1]:
         return f"their labels are {', '.join(labels[0])} and {', '.join(labels[1])}"

@@ -16,7 +16,12 @@ LEAK_PHRASE = "measures memorisation"  # part of every warning about a leak, by 
 
 
 def leak_warnings(
-    cache: TokenCache, valid: str, cache_key: object, train_texts: Iterator[str], valid_texts: Iterator[str]
+    cache: TokenCache,
+    name: str,
+    valid: str,
+    cache_key: object,
+    train_texts: Iterator[str],
+    valid_texts: Iterator[str],
 ) -> list[str]:
     """Return a warning if validation texts also occur in the training data.
 
@@ -24,6 +29,7 @@ def leak_warnings(
 
     Args:
         cache: The token cache of the training files.
+        name: The training file in messages.
         valid: The validation file; empty if the validation texts are a part of the training file.
         cache_key: The values that determine the split.
         train_texts: The training texts.
@@ -38,7 +44,6 @@ def leak_warnings(
     n_repeated, total = cache.get_or_compute(["leak", cache_key, fingerprints], count_repeats)
     if not n_repeated:
         return []
-    name = ",".join(cache.files)
     command = ["triform", "audit", "--train", name, *(["--valid", valid] if valid else [])]
     description = (
         "also occur in the training data" if valid else "held out for validation also occur in the training rows"

@@ -21,7 +21,7 @@ from pathlib import Path
 from triform.errors import TriformError
 from triform.evaluation.baselines.errors import BaselineError
 from triform.evaluation.baselines.result import BaselineResult
-from triform.tasks import TASKS
+from triform.tasks import choose_task
 from triform.tasks.baseline import load_task_data, measure_baseline
 from triform.tasks.batch import BucketedDataset
 from triform.training.run_folder import RunFolder
@@ -112,7 +112,8 @@ def start_baseline_job(trainer: Trainer, *, enabled: bool) -> Iterator[BaselineJ
 def is_compared(trainer: Trainer) -> bool:
     """Return whether a run is compared with a baseline: it has validation data and is not too short."""
     config = trainer.task.config
-    if not config.train.baseline or trainer.valid_data is None or trainer.progress.finished:
+    is_task = config.train.objective == "auto"  # pretraining has no baseline
+    if not is_task or not config.train.baseline or trainer.valid_data is None or trainer.progress.finished:
         return False
     return trainer.max_steps >= min(MIN_STEPS, MIN_EPOCHS * trainer.steps_per_epoch)
 
@@ -133,7 +134,7 @@ def process_main(folder: str, n_valid: int) -> None:
     content: dict[str, object]
     try:
         config = RunFolder(Path(folder), verify=False).read_config()
-        data = load_task_data(config, Path(folder), TASKS[config.task].choose_data_class(config))
+        data = load_task_data(config, Path(folder), choose_task(config).choose_data_class(config))
         content = asdict(measure_baseline(data, n_valid))
     except (TriformError, MemoryError) as error:
         content = {"reason": str(error) or "there is too little memory"}

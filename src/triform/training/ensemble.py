@@ -89,7 +89,8 @@ def must_train_alone(config: TrainConfig) -> bool:
     """Return whether the settings need something that `StackedModels` does not support."""
     partly_frozen = config.freeze_layers >= 0 or config.layer_decay < 1 or config.lora_rank
     is_averaged = config.ema_decay or config.swa_fraction
-    return bool(is_averaged or config.r_drop or config.distill_from or partly_frozen)
+    is_pretraining = config.objective != "auto"
+    return bool(is_averaged or is_pretraining or config.r_drop or config.distill_from or partly_frozen)
 
 
 class EnsembleMember(Trainer):

@@ -10,7 +10,7 @@ import torch
 from triform.config import Config
 from triform.errors import CheckpointError, ConfigError
 from triform.io.run_layout import MODEL_FILE, RUN_FILES
-from triform.tasks import TASKS, Task
+from triform.tasks import Task, choose_task
 from triform.training.init_from import load_interrupted_weights, load_latest_weights, load_matching_weights
 from triform.training.lora_adapter import Adapter
 from triform.training.run_folder import RunFolder
@@ -69,7 +69,7 @@ def load_latest_task(folder: RunFolder, config: Config) -> tuple[Task, int, tupl
 
 def _load_with_initial_weights(config: Config, folder: Path) -> Task:
     with torch.random.fork_rng(devices=[]):  # the initial weights are replaced at once
-        return TASKS[config.task].load(config, folder)
+        return choose_task(config).load(config, folder)
 
 
 def _load_best(folder: RunFolder, config: Config) -> Task:
@@ -102,7 +102,7 @@ def _load_with_adapter(base: RunFolder, adapter: Adapter) -> Task:
 def _load_without_weights(config: Config, folder: Path) -> Task:
     """Return the task of a run folder with a model on the meta device, which has shapes but no memory."""
     with torch.device("meta"):
-        return TASKS[config.task].load(config, folder)
+        return choose_task(config).load(config, folder)
 
 
 def allocate_model(task: Task) -> None:

@@ -22,7 +22,7 @@ from triform.data.readers import fingerprint
 from triform.errors import CheckpointError
 from triform.formatting import print_message
 from triform.io.run_layout import DATA_FOLDER
-from triform.tasks import TASKS, PreparedTask
+from triform.tasks import PreparedTask, choose_task
 from triform.tasks.batch import BucketedDataset
 from triform.training.callbacks import Callback, MetricsFile
 from triform.training.display import ProgressDisplay
@@ -49,7 +49,7 @@ def prepare_data_and_model(
     """
 
     def prepare() -> PreparedTask:
-        prepared = TASKS[config.task].prepare(config, folder.path, resume=resume)
+        prepared = choose_task(config).prepare(config, folder.path, resume=resume)
         notices = load_initial_weights(prepared.task, folder, resume=resume)
         load_teacher(prepared.task, device, verify=folder.verify)
         require_training_memory(prepared.task, device)
@@ -143,6 +143,7 @@ def data_fingerprints(config: Config) -> dict[str, str]:
     """Return the fingerprint of each data file of the settings, and of the weights of a teacher."""
     files = [str(flatten_config(config)[name]) for name in DATA_FILE_SETTINGS]
     files += [file for _, name in config.data.monitored_files for file in split_aligned_name(name)]
+    files += [file for name in config.data.extra for file in split_aligned_name(name)]
     files += teacher_files(config.train.distill_from)
     return {file: fingerprint(file) for file in files if file}
 
