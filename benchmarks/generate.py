@@ -1,7 +1,8 @@
 """Generate text with a decoder of GPT-2's shape, compared with `transformers` and CTranslate2.
 
 All have the same random weights and generate the same number of tokens by greedy decoding.
-On a CPU: 90M parameters, one text, float32 and int8. On CUDA: GPT-2's 124M in bf16, batches of 1 and 32 texts.
+On a CPU: 90M parameters, one text, float32 and int8, and the share of the memory bandwidth that each reaches.
+On CUDA: GPT-2's 124M in bf16, batches of 1 and 32 texts.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks import peers, quality
+from benchmarks.bandwidth import count_linear_weights, report_bandwidth_shares
 from benchmarks.options import parse_options
 from benchmarks.report import BenchmarkReport
 from triform.config import Config
@@ -68,22 +70,16 @@ def build_transformers_runner(
     return decode_texts
 
 
-def build_ctranslate2_runner(
-    folder: str, compute_type: str, tokenizer: Tokenizer, max_new_tokens: int
-) -> peers.DecodeFn:
-    import ctranslate2
-
-    model = ctranslate2.Generator(folder, compute_type=compute_type, intra_threads=torch.get_num_threads())
-
+def build_ctranslate2_runner(model: Any, tokenizer: Tokenizer, max_new_tokens: int) -> peers.DecodeFn:
     def decode_texts(texts: list[str]) -> peers.TokenRows:
-        prompts = [tokenizer.format_pieces(tokens) for tokens in tokenizer.encode_batch(texts)]
+        prompts = [list(map(str, tokens)) for tokens in tokenizer.encode_batch(texts)]
         results = model.generate_batch(
             prompts,
             max_length=max_new_tokens,
             min_length=max_new_tokens,
             sampling_topk=1,
             include_prompt_in_result=False,
-            suppress_sequences=[[piece] for piece in tokenizer.format_pieces(peers.BANNED_TOKENS)],
+            suppress_sequences=[[str(token)] for token in peers.BANNED_TOKENS],
         )
         return [result.sequences_ids[0] for result in results]
 
@@ -101,12 +97,12 @@ def compare(report: BenchmarkReport, folder: Path) -> None:
     report.add_figures(
         "the decoder", parameters=sum(parameter.numel() for parameter in task.model.parameters()), **size._asdict()
     )
+    n_weights = count_linear_weights(task.model)
     contestants = peers.build_contestants(
         report,
         task,
-        peer_model,
         folder,
-        lambda output, compute_type: build_ctranslate2_runner(output, compute_type, tokenizer, size.n_new),
+        lambda model: build_ctranslate2_runner(model, tokenizer, size.n_new),
         lambda: build_transformers_runner(report, peer_model, tokenizer, size.n_new),
     )
     for rows in (1, 32) if report.cuda else (1,):
@@ -114,7 +110,10 @@ def compare(report: BenchmarkReport, folder: Path) -> None:
         peers.report_agreement(report, contestants, prompts, size.n_new)
         runs = {name: partial(decode_texts, prompts) for name, decode_texts in contestants.items()}
         repeats = 1 if report.smoke else 5
-        report.measure(f"{size.n_new} tokens, batch {rows}", runs, repeats, units=size.n_new * rows, unit="tokens")
+        title = f"{size.n_new} tokens, batch {rows}"
+        timings = report.measure(title, runs, repeats, units=size.n_new * rows, unit="tokens")
+        if not report.cuda:
+            report_bandwidth_shares(report, timings, n_weights, size.n_new)
 
 
 def main(arguments: list[str] | None = None) -> None:

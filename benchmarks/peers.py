@@ -23,6 +23,7 @@ from benchmarks.quality import supported_precisions
 from benchmarks.report import BenchmarkReport
 from triform.config import TokenizerConfig
 from triform.nn.kernels.precision import cast_model
+from triform.pretrained.ctranslate2_engine import COMPUTE_TYPES, CTranslate2Engine, convert
 from triform.tasks.generate import Generate
 from triform.tasks.translate import Translate
 from triform.text import BOS, EOS, PAD, UNK, Tokenizer, train_tokenizer
@@ -146,23 +147,6 @@ def _copy_linear(layer: nn.Linear, weight: Tensor, bias: Tensor) -> None:
     layer.bias.copy_(bias)
 
 
-def convert_to_ctranslate2(model: Any, words: list[str], folder: Path) -> str:
-    """Convert the model for CTranslate2, which quantizes it when it is opened."""
-    from ctranslate2.converters import transformers as converters
-
-    loader = {"gpt2": converters.GPT2Loader, "marian": converters.MarianMTLoader}[model.config.model_type]()
-    spec = loader.get_model_spec(model)
-    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = words[UNK], words[BOS], words[EOS]
-    if hasattr(spec.config, "decoder_start_token"):
-        spec.config.decoder_start_token = words[EOS]
-    loader.set_vocabulary(spec, words)
-    spec.validate()
-    spec.optimize(quantization=None)
-    folder.mkdir()
-    spec.save(str(folder))
-    return str(folder)
-
-
 def token_agreement(tokens: TokenRows, expected: TokenRows) -> float:
     """Return the share of tokens that are equal at the same position."""
     pairs = [
@@ -176,9 +160,8 @@ def token_agreement(tokens: TokenRows, expected: TokenRows) -> float:
 def build_contestants(
     report: BenchmarkReport,
     task: Generate | Translate,
-    peer_model: Any,
     folder: Path,
-    build_ctranslate2: Callable[[str, str], DecodeFn],
+    build_ctranslate2: Callable[[Any], DecodeFn],
     build_transformers: Callable[[], DecodeFn],
 ) -> dict[str, DecodeFn]:
     """Return the functions to time: Triform in each precision, CTranslate2 on a CPU, and `transformers`.
@@ -186,19 +169,20 @@ def build_contestants(
     Args:
         report: The report, which knows the device.
         task: Triform's task with the weights of the peer.
-        peer_model: The model of `transformers`.
         folder: A folder for the converted model.
-        build_ctranslate2: Builds a contestant from the folder of a model and a compute type.
+        build_ctranslate2: Builds a contestant from a model of CTranslate2, whose tokens are named by their ids.
         build_transformers: Builds the contestant of `transformers`. It is called last, because it casts the model.
     """
     contestants = _build_own_contestants(report, task)
-    vocabulary = task.tokenizer.format_pieces(range(task.tokenizer.vocab_size))
     if report.cuda:
         report.add_skipped("ctranslate2", "compared only on the CPU")
     elif import_peer("ctranslate2"):
-        output = convert_to_ctranslate2(peer_model, vocabulary, folder / "ct2")
-        for compute_type in ("float32", "int8"):
-            contestants[f"ctranslate2 {compute_type}"] = build_ctranslate2(output, compute_type)
+        convert(task, folder / "ct2")
+        for precision, compute_type in COMPUTE_TYPES.items():
+            engine = CTranslate2Engine(folder / "ct2", task, compute_type)
+            if not engine.unsupported_reason(task.config.decode):
+                contestants[f"triform {precision}, engine ctranslate2"] = _build_own_contestant(task, engine=engine)
+            contestants[f"ctranslate2 {compute_type}"] = build_ctranslate2(engine.model)
     else:
         report.add_skipped("ctranslate2", "not installed")
     contestants["transformers"] = build_transformers()
@@ -209,14 +193,18 @@ def _build_own_contestants(report: BenchmarkReport, task: Generate | Translate) 
     """Return Triform in each precision, or only in bf16 on CUDA, where the peers use bf16."""
     runners = {}
     for precision in ["bf16"] if report.cuda else supported_precisions(report.device):
-        variant = copy.copy(task)
-        variant.model = copy.deepcopy(task.model).to(report.device)
-        cast_model(variant.model, precision)
-        decode_texts = without_end_token(variant.predictor.predict)
-        runners[f"triform {precision}"] = lambda texts, decode_texts=decode_texts: (
-            task.target_tokenizer.encode_batch(decode_texts(texts))
-        )
+        model = copy.deepcopy(task.model).to(report.device)
+        cast_model(model, precision)
+        runners[f"triform {precision}"] = _build_own_contestant(task, model=model)
     return runners
+
+
+def _build_own_contestant(task: Generate | Translate, **attributes: Any) -> DecodeFn:
+    """Return a function that decodes with a copy of a task that has another model or an engine."""
+    variant = copy.copy(task)
+    vars(variant).update(attributes)
+    decode_texts = without_end_token(variant.predictor.predict)
+    return lambda texts: task.target_tokenizer.encode_batch(decode_texts(texts))
 
 
 def report_agreement(

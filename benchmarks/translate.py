@@ -81,19 +81,14 @@ def build_transformers_runner(
     return decode_texts
 
 
-def build_ctranslate2_runner(folder: str, compute_type: str, tokenizer: Tokenizer, size: Size) -> peers.DecodeFn:
-    import ctranslate2
-
-    model = ctranslate2.Translator(folder, compute_type=compute_type, intra_threads=torch.get_num_threads())
-
+def build_ctranslate2_runner(model: Any, tokenizer: Tokenizer, size: Size) -> peers.DecodeFn:
     def decode_texts(texts: list[str]) -> peers.TokenRows:
-        sources = [tokenizer.format_pieces(tokens) for tokens in tokenizer.encode_batch(texts)]
+        sources = [list(map(str, tokens)) for tokens in tokenizer.encode_batch(texts)]
         results = model.translate_batch(
             sources, beam_size=size.beam, max_decoding_length=size.n_new, min_decoding_length=size.n_new,
-            max_batch_size=64,
-            suppress_sequences=[[piece] for piece in tokenizer.format_pieces(peers.BANNED_TOKENS)],
+            max_batch_size=64, suppress_sequences=[[str(token)] for token in peers.BANNED_TOKENS],
         )  # fmt: skip
-        return [tokenizer.encode(" ".join(result.hypotheses[0])) for result in results]
+        return [list(map(int, result.hypotheses[0])) for result in results]
 
     return decode_texts
 
@@ -112,9 +107,8 @@ def compare(report: BenchmarkReport, folder: Path) -> None:
     contestants = peers.build_contestants(
         report,
         task,
-        peer_model,
         folder,
-        lambda output, compute_type: build_ctranslate2_runner(output, compute_type, tokenizer, size),
+        lambda model: build_ctranslate2_runner(model, tokenizer, size),
         lambda: build_transformers_runner(report, peer_model, tokenizer, size),
     )
     rng = random.Random(0)

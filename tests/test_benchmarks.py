@@ -20,6 +20,7 @@ from triform.nn.kernels.int8 import int8_unavailable_reason
 ROOT = Path(__file__).parents[1]
 OWN_CONTESTANTS = ["triform", *([] if int8_unavailable_reason() else ["triform int8"])]
 DECODERS = ["triform fp32", *OWN_CONTESTANTS[1:], "ctranslate2 float32", "ctranslate2 int8", "transformers"]
+ENGINES = ["triform fp32, engine ctranslate2", "triform int8, engine ctranslate2"]
 EXPECTED_CONTESTANTS = {  # who takes part in each, with the packages that must be there
     "attention": (["triform", "torch, full causal", "padded"], []),
     "classify": (
@@ -27,7 +28,7 @@ EXPECTED_CONTESTANTS = {  # who takes part in each, with the packages that must 
         ["sklearn"],
     ),
     "distributed": (["triform", "DDP", "FSDP"], []),
-    "generate": (DECODERS, ["transformers", "ctranslate2"]),
+    "generate": ([*DECODERS, *ENGINES], ["transformers", "ctranslate2"]),
     "translate": (DECODERS, ["transformers", "ctranslate2"]),
     "scratch": (["triform scratch", "triform", "torch.nn eager"], []),
     "speculative": (["triform, 7 drafted", "triform, 15 drafted", "without drafts"], []),

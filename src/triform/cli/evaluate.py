@@ -12,6 +12,7 @@ from triform.cli.options import (
     AdapterOption,
     DecodeSetOption,
     DeviceOption,
+    EngineOption,
     EnsembleArgument,
     JsonOption,
     NoVerifyOption,
@@ -138,6 +139,7 @@ def evaluate(
     no_verify: NoVerifyOption = False,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
+    engine: EngineOption = "auto",
     json_: JsonOption = False,
 ) -> None:
     """Compute the metrics of a model on data it has not seen.
@@ -159,15 +161,13 @@ def evaluate(
     _validate_combinations({"--lengths": edges, **modes})
     if bool(source) != bool(target):
         raise ConfigError("--source and --target must be given together")
-    if examples is not None and not details:
-        raise ConfigError("--examples needs --details")
+    n_examples = _count_examples(details, examples)
     sets = parse_named_sets([*(data or []), *([f"{source},{target}"] if source else [])])
     decode = parse_decode_settings(set_)
-    options = {"device": device, "precision": precision, "adapter": adapter}
+    options = {"device": device, "precision": precision, "engine": engine, "adapter": adapter}
     with load_shared_run(run, **options, no_verify=no_verify) as loaded_run:
-        _validate_task_options(loaded_run.config.task, source, examples)
+        _validate_task_options(loaded_run.config.task, source, examples, loaded_run.engine)
         variants = _build_variants(loaded_run, mix, dynamic, dynamic_lr)
-        n_examples = details if examples is None else examples
         sets = sets or ({"test": loaded_run.test_set()} if loaded_run.test_set() else {"valid": ""})
         metrics: dict[str, DetailedMetrics] = {}
         for name, path in sets.items():
@@ -262,12 +262,21 @@ def _evaluate_set(
     return metrics
 
 
-def _validate_task_options(task: str, source: str, examples: int | None) -> None:
+def _validate_task_options(task: str, source: str, examples: int | None, engine: str) -> None:
     """Refuse options that another task than that of the run has."""
     if source and task != "translate":
         raise ConfigError(f"--source and --target are for translate; this run is for {task}, so use --data")
     if examples is not None and task == "generate":
         raise ConfigError("--examples is for classify and translate; the details of generate have no examples")
+    if engine != "torch" and task == "generate":
+        raise ConfigError(f"--engine {engine} generates text, and the metrics of generate need none; leave it out")
+
+
+def _count_examples(details: bool, examples: int | None) -> bool | int:
+    """Return the number of examples in the details, or whether there are details."""
+    if examples is not None and not details:
+        raise ConfigError("--examples needs --details")
+    return details if examples is None else examples
 
 
 def _validate_combinations(values: Mapping[str, object]) -> None:

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from triform.cli.completion import (
     complete_device,
+    complete_engine,
     complete_from,
     complete_precision,
     complete_run,
@@ -54,6 +55,17 @@ PrecisionOption = Annotated[
         complete=complete_precision,
     ),
 ]
+EngineOption = Annotated[
+    str,
+    option(
+        DEVICE,
+        "NAME",
+        "Program that generates text: auto (the same as torch), torch or ctranslate2. ctranslate2 decodes greedily "
+        "on a CPU, and needs the extra export.",
+        complete=complete_engine,
+        name="--engine",
+    ),
+]
 AdapterOption = Annotated[
     str, option(RUN_FOLDER, "FILE", "Apply the adapter.safetensors of a LoRA run that was trained from RUN.")
 ]
@@ -93,31 +105,35 @@ DecodeSetOption = Annotated[
 
 
 def load_run(
-    path: Path, *, device: str, precision: str = "auto", adapter: str = "", no_verify: bool = False
+    path: Path,
+    *,
+    device: str,
+    precision: str = "auto",
+    adapter: str = "",
+    no_verify: bool = False,
+    engine: str = "auto",
 ) -> Run:
     """Load a run, and print what the user should know about how it was opened."""
     from triform.errors import format_notice
     from triform.run import load
 
-    run = load(path, device=device, precision=precision, adapter=adapter, verify=not no_verify)
+    run = load(path, device=device, precision=precision, adapter=adapter, verify=not no_verify, engine=engine)
     for notice in run.notices:
         echo(format_notice(notice, info_prefix="note: "), err=True)
     return run
 
 
 @contextmanager
-def load_shared_run(
-    path: Path, *, device: str, precision: str = "auto", adapter: str = "", no_verify: bool = False
-) -> Iterator[Run]:
+def load_shared_run(path: Path, *, device: str, **options: Any) -> Iterator[Run]:
     """Load a run in each process that `torchrun` started, for a command whose work they share.
 
-    Only the main process prints inside the `with` block.
+    The options are those of `load_run`. Only the main process prints inside the `with` block.
     """
     from triform.device import resolve_device
     from triform.world import join_world
 
     with join_world(resolve_device(device)) as world, silence(not world.is_main):
-        run = load_run(path, device=device, precision=precision, adapter=adapter, no_verify=no_verify)
+        run = load_run(path, device=device, **options)
         yield replace(run, world=world)
 
 

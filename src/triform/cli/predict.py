@@ -15,6 +15,7 @@ from triform.cli.options import (
     AdapterOption,
     DecodeSetOption,
     DeviceOption,
+    EngineOption,
     EnsembleArgument,
     JsonOption,
     KeepOption,
@@ -114,6 +115,7 @@ def predict(
     no_verify: NoVerifyOption = False,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
+    engine: EngineOption = "auto",
     quiet: QuietOption = False,
     json_: JsonOption = False,
 ) -> None:
@@ -132,19 +134,15 @@ def predict(
     _validate_files(texts or [], input_, output, repair=repair)
     decode, table_settings = _split_settings(set_)
     settings = {**decode, "top": top, "keep": parse_keep(keep), "seed": seed}
-    options = {"device": device, "precision": precision, "adapter": adapter}
+    options = {"device": device, "precision": precision, "engine": engine, "adapter": adapter}
     with load_shared_run(run, **options, no_verify=no_verify) as loaded_run:
         if is_folder_output(output):
             _print_unused_settings(loaded_run, decode)
+            table_config = _table_config(loaded_run.config, table_settings)
             job = FolderJob(
-                run=loaded_run,
-                input=input_,
-                table_config=_table_config(loaded_run.config, table_settings),
-                output=Path(output),
-                part_rows=part_rows,
-                settings=settings,
-                show=not quiet,
-            )
+                run=loaded_run, input=input_, table_config=table_config, output=Path(output), part_rows=part_rows,
+                settings=settings, show=not quiet,
+            )  # fmt: skip
             _predict_to_folder(job, repair=repair, as_json=json_)
             return
         inputs = collect_inputs(texts or [], input_, loaded_run.config, table_settings)
@@ -235,6 +233,8 @@ def _draft_unavailable_reason(run: Run, strategy: str) -> str:
 
     if strategy != "greedy":
         return "it needs decode.strategy=greedy"
+    if run.engine != "torch":
+        return f"engine {run.engine} decodes tokens one by one"
     predictor: Any = run.task.predictor
     return draft_unavailable_reason(predictor.build_adapter())
 

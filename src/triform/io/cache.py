@@ -1,10 +1,13 @@
-"""The folders that keep downloads and encoded data between runs."""
+"""The folders that keep downloads, encoded data, converted models and compiled code between runs."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
+
+COMPILER_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+COMPILER_CACHE_DISABLED = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "TORCHINDUCTOR_FX_GRAPH_CACHE": "0"}
 
 
 def cache_folder() -> Path:
@@ -17,6 +20,35 @@ def datasets_folder() -> Path:
     """Return the folder of downloaded datasets, which is next to the folder of encoded data."""
     configured = os.environ.get("TRIFORM_CACHE")
     return (Path(configured) if configured else _system_cache_folder()) / "sets"
+
+
+def engines_folder() -> Path:
+    """Return the folder of models that were converted for other engines, next to the folder of encoded data."""
+    configured = os.environ.get("TRIFORM_CACHE")
+    return (Path(configured) if configured else _system_cache_folder()) / "engines"
+
+
+def compiler_folder() -> Path:
+    """Return the folder of the code that torch.compile has written, next to the folder of encoded data."""
+    configured = os.environ.get("TRIFORM_CACHE")
+    return (Path(configured) if configured else _system_cache_folder()) / "compiled"
+
+
+def use_compiler_cache() -> Path | None:
+    """Let torch.compile keep its code in Triform's cache, or in the folder that the user has chosen.
+
+    Returns:
+        The folder; None if it cannot be written, or if the user has disabled the cache of torch.compile.
+    """
+    if any(os.environ.get(name) == value for name, value in COMPILER_CACHE_DISABLED.items()):
+        return None
+    folder = Path(os.environ.get(COMPILER_CACHE_VARIABLE) or compiler_folder())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    os.environ[COMPILER_CACHE_VARIABLE] = str(folder)  # torch reads it when it compiles
+    return folder
 
 
 def _system_cache_folder() -> Path:

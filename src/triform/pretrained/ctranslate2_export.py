@@ -17,7 +17,7 @@ from triform.models.seq2seq import Seq2Seq
 from triform.nn.block import Block, CrossBlock
 from triform.nn.embedding import InputEmbedding, LearnedPositionEmbedding, SinusoidalPositionEmbedding
 from triform.nn.norm import DEFAULT_EPS
-from triform.text import Tokenizer
+from triform.text import SpecialTokens, Tokenizer
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH", "swiglu": "SWISH"}
 SUPPORTED_SCORES = ("scaled_dot", "dot")
@@ -35,23 +35,41 @@ def write_ctranslate2(model: nn.Module, config: Config, tokenizers: list[Tokeniz
         raise ConfigError("ctranslate2 does not support classifiers; use --to onnx or --to hf")
     if problems := find_unsupported_settings(config):
         raise ConfigError(f"ctranslate2 does not support these settings: {'; '.join(problems)}")
+    vocabularies = [list(tokenizer.vocabulary) for tokenizer in tokenizers]
+    write_specification(model, config, vocabularies, tokenizers[-1].special_tokens, out)
+
+
+def write_specification(
+    model: nn.Module, config: Config, vocabularies: list[list[str]], special: SpecialTokens, out: Path
+) -> None:
+    """Write a model that CTranslate2 supports, with any names for its tokens.
+
+    Args:
+        model: A decoder or an encoder-decoder.
+        config: Its settings.
+        vocabularies: The name of each token, ordered by id; for two vocabularies, source and target.
+        special: The special tokens of the target.
+        out: An existing folder.
+
+    Raises:
+        CheckpointError: The package ctranslate2 is not installed.
+    """
     specs = _import_specs()
     spec = (
         _build_seq2seq_spec(specs, model, config)
         if isinstance(model, Seq2Seq)
         else _build_decoder_spec(specs, model, config)
     )
-    special = tokenizers[-1].special_tokens
-    vocabulary = tokenizers[-1].vocabulary
+    vocabulary = vocabularies[-1]
     spec.config.unk_token = vocabulary[special.unk_or_pad]
     spec.config.bos_token, spec.config.eos_token = vocabulary[special.start_token], vocabulary[special.end_token]
     spec.config.layer_norm_epsilon = config.model.norm_eps or DEFAULT_EPS[config.model.norm]
     if isinstance(model, Seq2Seq):
         spec.config.decoder_start_token = vocabulary[special.start_token]
-        spec.register_source_vocabulary(list(tokenizers[0].vocabulary))
-        spec.register_target_vocabulary(list(vocabulary))
+        spec.register_source_vocabulary(vocabularies[0])
+        spec.register_target_vocabulary(vocabulary)
     else:
-        spec.register_vocabulary(list(vocabulary))
+        spec.register_vocabulary(vocabulary)
     spec.validate()
     spec.optimize(quantization=None)
     spec.save(str(out))
@@ -85,7 +103,7 @@ def _import_specs() -> Any:
         from ctranslate2 import specs
     except ImportError:
         raise CheckpointError(
-            f"--to ctranslate2 needs the package ctranslate2; install it with {install_command('export')}"
+            f"ctranslate2 is not installed; install it with {install_command('export')}"
         ) from None
     return specs
 
