@@ -40,6 +40,7 @@ class Progress:
     seconds: float = 0.0
     finished: str = ""  # why training ended, "max_steps" or "patience"; empty during training
     validation_due: bool = False  # whether this step's validation was interrupted; a resume repeats it first
+    compiled: bool = False  # whether the last step used compiled blocks; a resume continues with them
 
 
 UNLOGGED_LOSSES = "losses"  # read from the device with the other tensors, and then stored in state.json
@@ -92,8 +93,10 @@ def checkpoint_state(trainer: Trainer) -> dict[str, Any]:
 
     `checkpoint_schema` validates it on reading.
     """
+    step = trainer.train_step
+    compiled = step.was_compiled if step.use_compile is None else step.use_compile
     state = {
-        "progress": vars(trainer.progress),
+        "progress": {**vars(trainer.progress), "compiled": compiled},
         "sampler": trainer.sampler.state_dict(),
         "schedule": trainer.schedule.state_dict(),
         "callbacks": {type(callback).__name__: callback.state_dict() for callback in trainer.callbacks},
@@ -140,6 +143,7 @@ def restore_checkpoint(trainer: Trainer, tensors: dict[str, Tensor], state: dict
     for number, average in enumerate(train_step.ema):
         average.copy_(local_part(parts["ema"][str(number)]))
     trainer.progress = Progress(**state["progress"])
+    train_step.was_compiled = trainer.progress.compiled
     if trainer.progress.best is not None and task.metric not in trainer.progress.best:
         raise ValueError(f"progress.best has no {task.metric}")
     trainer.sampler.load_state_dict(state["sampler"])

@@ -51,8 +51,10 @@ PROGRESS_CHECKS: dict[str, Check] = {
     "seconds": _is_number,
     "finished": _is_text,
     "validation_due": _is_bool,
+    "compiled": _is_bool,
 }
-PROGRESS_DEFAULTS = {"lowest_loss": 0.0, "validation_due": False}  # missing from older checkpoints
+# Missing from older checkpoints.
+PROGRESS_DEFAULTS = {"lowest_loss": 0.0, "validation_due": False, "compiled": False}
 STATE_CHECKS: dict[str, Check] = {
     "progress": _is_mapping,
     "sampler": _is_mapping_of(_is_count),

@@ -15,17 +15,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from triform.io.cache import use_compiler_cache
 from triform.nn.attention import Attention
 from triform.nn.block import Block, CrossBlock
 from triform.nn.kernels.bf16_weights import matmul_dtype
 
 MIN_RUN_FLOPS = 3e16  # shorter runs save less than the 15 seconds of compiling
+MIN_CACHED_RUN_FLOPS = 1e16  # the same if compiled code is in the cache
 MIN_TOKENS_PER_STEP = 4_096  # smaller steps are limited by kernel launches, which CUDA graphs already remove
 
 
-def should_compile(n_parameters: int, n_positions: int, n_steps: int) -> bool:
-    """Return whether a run is long enough, and its steps large enough, to gain from compiling."""
-    return n_positions > MIN_TOKENS_PER_STEP and 6.0 * n_parameters * n_positions * n_steps >= MIN_RUN_FLOPS
+def should_compile(
+    n_parameters: int, n_positions: int, n_steps: int, is_cached: Callable[[], bool] = lambda: False
+) -> bool:
+    """Return whether a run is long enough, and its steps large enough, to gain from compiling.
+
+    Args:
+        n_parameters: The parameters of the model.
+        n_positions: The tokens of a step, padding included.
+        n_steps: The steps of the run.
+        is_cached: Says whether compiled code for these blocks and batches is in the cache. It is asked only about
+            runs for which it matters.
+    """
+    flops = 6.0 * n_parameters * n_positions * n_steps
+    if n_positions <= MIN_TOKENS_PER_STEP or flops < MIN_CACHED_RUN_FLOPS:
+        return False
+    return flops >= MIN_RUN_FLOPS or is_cached()
 
 
 @contextmanager
@@ -62,9 +77,11 @@ def _run_in_product_dtype(forward: Callable[..., Any], block: Block | CrossBlock
 
 @cache
 def _compiled_block_forward() -> Callable[..., Any]:
+    use_compiler_cache()
     return torch.compile(Block.forward)
 
 
 @cache
 def _compiled_cross_block_forward() -> Callable[..., Any]:
+    use_compiler_cache()
     return torch.compile(CrossBlock.forward)

@@ -21,6 +21,7 @@ from triform.tasks.batch import Dataset
 from triform.tasks.device_data import DeviceDataset
 from triform.tasks.task import Task
 from triform.training.compilation import compiled_blocks, should_compile
+from triform.training.compiler_cache import block_marker, is_compiled, record_compiled
 from triform.training.graph_cache import GraphCache, Shapes, side_stream
 from triform.training.train_step import StepStats, TrainStep, collect_step_stats
 
@@ -38,8 +39,8 @@ class CudaGraphTrainStep(TrainStep):
     def __init__(self, task: Task, data: Dataset, device_dataset: DeviceDataset, max_steps: int) -> None:
         super().__init__(task, data)
         self.device_dataset, self.max_steps = device_dataset, max_steps
-        self.use_compile: bool | None = None  # decided at the first step by the size of its batches
         self.compile_succeeded = False
+        self.marker = ""  # says in the cache that the blocks have been compiled for the batches of the first step
         self.bf16_weights = Bf16Weights(task.model) if self.compute_dtype == "bf16" else None
         self.graph_cache = GraphCache(task.model, self.device, self.notices)
 
@@ -47,11 +48,18 @@ class CudaGraphTrainStep(TrainStep):
         plans = [self.device_dataset.plan(indices) for indices in batch_indices]
         stats = collect_step_stats(plans)
         if self.use_compile is None:
+            shapes = tuple(plan.shape for plan in plans)
+            self.marker = block_marker(self.task.config.model, shapes, self.compute_dtype, self.device)
             n_parameters = sum(p.numel() for p in self.task.model.parameters())
-            self.use_compile = should_compile(n_parameters, stats.n_positions, self.max_steps)
+            sizes = n_parameters, stats.n_positions, self.max_steps
+            self.use_compile = self.was_compiled or should_compile(*sizes, self._is_cached)
         inputs = np.concatenate([[lr, stats.n_predictions], *(plan.rows for plan in plans)])
         self.graph_cache(self._run_step, torch.from_numpy(inputs), tuple(plan.shape for plan in plans))
         return stats
+
+    def _is_cached(self) -> bool:
+        """Return whether compiled code is in the cache. A resumed run does not start to use it, see `Progress`."""
+        return self.n_steps == 0 and is_compiled(self.marker)
 
     def _run_step(self, inputs: Tensor, shapes: Shapes) -> None:
         """Gather the batches of `inputs` (learning rate, predictions, rows) and optimize."""
@@ -71,6 +79,8 @@ class CudaGraphTrainStep(TrainStep):
             reason = str(error).strip().split("\n")[0]
             self.notices.append(f"the blocks cannot be compiled here, so they run without compilation ({reason})")
             self._run_step(inputs, shapes)
+        if self.use_compile and not self.compile_succeeded and self.marker:
+            record_compiled(self.marker)
         self.compile_succeeded = True
 
     def _forward_context(self) -> AbstractContextManager[Any]:

@@ -101,7 +101,6 @@ class DataParallelTrainStep(PartitionedTrainStep):
     ) -> None:
         super().__init__(task, data)
         self.max_steps, self.device_dataset = max_steps, device_dataset
-        self.use_compile: bool | None = None  # decided at the first step by the size of its batches
 
     def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
         """Return the context of a backward pass, after which gradients are added up if `enabled`."""

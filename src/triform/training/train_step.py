@@ -55,6 +55,8 @@ class TrainStep:
     """
 
     is_sharded = False  # whether each process has only a part of the weights
+    use_compile: bool | None = None  # whether blocks are compiled; None: not decided yet
+    was_compiled = False  # whether they were before a resume
     new_tensor: NewTensor | None = None  # memory for the tensors of a checkpoint; None: read them as a whole
 
     def __init__(self, task: Task, data: Dataset) -> None:
