@@ -8,14 +8,20 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from benchmarks import distributed, scaling
 from benchmarks.__main__ import find_benchmarks
 from benchmarks.__main__ import main as front_door
 from benchmarks.report import format_ratio
 
+from triform import world
 from triform.nn.kernels.int8 import int8_unavailable_reason
+from warm_processes import run_python
 
 ROOT = Path(__file__).parents[1]
 OWN_CONTESTANTS = ["triform", *([] if int8_unavailable_reason() else ["triform int8"])]
@@ -36,7 +42,6 @@ EXPECTED_CONTESTANTS = {  # who takes part in each, with the packages that must 
     "studio": (["triform, first", "triform, again", "triform"], []),
     "training": (["triform", "torch.nn eager", "plain PyTorch eager"], []),
 }
-NEW_PROCESS = ("distributed",)  # it sets environment variables; the others share this process and its imports
 
 
 def run_benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -47,6 +52,20 @@ def run_benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.fixture
+def warm_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Benchmarks start processes that have imported torch, and may be the only process of a group themselves."""
+    run = partial(run_python, log_file=tmp_path / "log.txt")
+    for module in (distributed, scaling):
+        monkeypatch.setattr(module, "subprocess", SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL))
+    for name in distributed.SINGLE_PROCESS_VARIABLES:
+        monkeypatch.setenv(name, "")  # so that it is removed at the end
+        del os.environ[name]
+    yield
+    world._open_store.cache_clear()
+
+
+@pytest.mark.usefixtures("warm_processes")
 @pytest.mark.parametrize("name", EXPECTED_CONTESTANTS)
 def test_a_benchmark_runs_and_writes_its_figures(name: str, tmp_path: Path) -> None:
     contestants, packages = EXPECTED_CONTESTANTS[name]
@@ -54,11 +73,7 @@ def test_a_benchmark_runs_and_writes_its_figures(name: str, tmp_path: Path) -> N
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     arguments = (name, "--smoke", "--device", "cpu", "--json", str(tmp_path / "new" / "f.json"))
-    if name in NEW_PROCESS:
-        completed = run_benchmark(*arguments)
-        assert completed.returncode == 0, completed.stderr
-    else:
-        assert front_door(list(arguments)) == 0
+    assert front_door(list(arguments)) == 0
     figures = json.loads((tmp_path / "new" / "f.json").read_text(encoding="utf-8"))
     assert figures["name"] == name
     assert all(figures[key] for key in ("machine", "cpu", "threads", "torch", "date", "smoke"))
@@ -81,9 +96,9 @@ def test_the_time_to_a_loss_is_measured_for_each_optimizer(tmp_path: Path) -> No
         assert row["reached"] == (row["loss"] <= peer["loss"])
 
 
+@pytest.mark.usefixtures("warm_processes")
 def test_the_step_of_two_processes_is_predicted_and_measured(tmp_path: Path) -> None:
-    completed = run_benchmark("scaling", "--smoke", "--json", str(tmp_path / "f.json"))
-    assert completed.returncode == 0, completed.stderr
+    assert front_door(["scaling", "--smoke", "--json", str(tmp_path / "f.json")]) == 0
     one, two = json.loads((tmp_path / "f.json").read_text(encoding="utf-8"))["rows"]
     assert one["step_seconds"] > 0
     assert two["predicted_seconds"] > two["step_without_communication"] > 0

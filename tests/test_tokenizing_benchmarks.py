@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+import pytest
+from benchmarks import growth
+from benchmarks.__main__ import main
+
+from warm_processes import run_python
 
 
 def run_benchmark(name: str, folder: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", f"benchmarks.{name}", "--smoke", "--json", str(folder / "f.json")]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    completed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert completed.returncode == 0, completed.stderr
+    assert main([name, "--smoke", "--json", str(folder / "f.json")]) == 0
     content: dict[str, Any] = json.loads((folder / "f.json").read_text(encoding="utf-8"))
     return content
 
@@ -27,7 +28,9 @@ def test_the_tokenizing_benchmark_runs_and_all_give_the_same_ids(tmp_path: Path)
     assert {"triform", "tokenizers encode_batch"} <= {row["who"] for row in figures["rows"]}
 
 
-def test_the_growth_benchmark_prepares_each_size_twice(tmp_path: Path) -> None:
+def test_the_growth_benchmark_prepares_each_size_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = partial(run_python, log_file=tmp_path / "log.txt")
+    monkeypatch.setattr(growth, "subprocess", SimpleNamespace(run=run, PIPE=subprocess.PIPE))
     rows = run_benchmark("growth", tmp_path)["rows"]
     assert [row["cache"] for row in rows] == ["empty", "full"] * 2
     assert rows[2]["tokens"] == rows[3]["tokens"] > rows[0]["tokens"] > 0

@@ -1,4 +1,4 @@
-"""Start several processes of a command or of a script with torchrun."""
+"""Start several processes of a command or of a script, with torchrun or as torchrun does."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from warm_processes import run_ranks, run_script
 
 SCRIPT = Path(__file__).parent / "train_runs.py"
 TIMEOUT_SECONDS = 400  # of a launch; a hanging one fails its test
@@ -44,6 +46,20 @@ def torchrun(
     )
 
 
+def run_script_in_ranks(n_processes: int, script: Path, folder: Path) -> str:
+    """Run a script in processes that find each other as those of torchrun do, and return what they print.
+
+    Other tests start torchrun itself, whose processes import torch first.
+    """
+    log_file = folder / "log.txt"
+    exit_codes = run_ranks(
+        n_processes, run_script, str(script), str(folder), log_file=log_file, seconds=TIMEOUT_SECONDS
+    )
+    log = log_file.read_text(encoding="utf-8")
+    assert exit_codes == [0] * n_processes, log
+    return log
+
+
 def train_runs(n_processes: int, runs: list[dict[str, Any]], folder: Path) -> list[str]:
     """Train each of some runs in `n_processes` processes, one run after another in one launch.
 
@@ -57,11 +73,9 @@ def train_runs(n_processes: int, runs: list[dict[str, Any]], folder: Path) -> li
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "runs.json").write_text(json.dumps(runs), encoding="utf-8")
-    completed = torchrun(n_processes, str(SCRIPT), str(folder))
-    assert completed.returncode == 0, completed.stderr
-    return triform_errors(completed)
+    return find_errors(run_script_in_ranks(n_processes, SCRIPT, folder))
 
 
-def triform_errors(completed: subprocess.CompletedProcess[str]) -> list[str]:
+def find_errors(log: str) -> list[str]:
     """Return the lines in which triform reports an error, without those of torchrun."""
-    return [line for line in completed.stderr.splitlines() if line.startswith("triform: ")]
+    return [line for line in log.splitlines() if line.startswith("triform: ")]

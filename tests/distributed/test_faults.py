@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from launching import SCRIPT, torchrun, triform_errors
+from launching import SCRIPT, find_errors, torchrun
 from safetensors.torch import load_file
 
 import triform
@@ -19,6 +19,7 @@ from triform import world
 from triform.errors import RunInterruptedError
 from triform.training.distributed_step import PartitionedTrainStep
 from triform.training.trainer import Trainer
+from warm_processes import run_ranks, run_script
 
 N_ROWS, BATCH_SIZE, STEPS = 45, 5, 18  # two epochs of nine steps
 
@@ -43,9 +44,9 @@ def build_run(folder: Path, **settings: Any) -> dict[str, Any]:
     }
 
 
-def launch(n_processes: int, folder: Path, runs: list[dict[str, Any]], *options: str, timeout: str = "60") -> Any:
+def launch(n_processes: int, folder: Path, runs: list[dict[str, Any]], *options: str) -> Any:
     (folder / "runs.json").write_text(json.dumps(runs), encoding="utf-8")
-    environment = {"TRIFORM_TIMEOUT": timeout}
+    environment = {"TRIFORM_TIMEOUT": "60"}
     return torchrun(
         n_processes, str(SCRIPT), str(folder), options=("--standalone", *options), environment=environment
     )
@@ -103,7 +104,7 @@ def test_a_run_survives_a_killed_process_a_stop_and_other_numbers_of_processes(
     stopped = launch(2, tmp_path, [continued | {"faults": faults, "quiet": False}], "--max-restarts=1")
     assert stopped.returncode != 0
     assert stopped.stderr.count(f"{STEPS} steps, 2 processes (train.exact)\n") == 2  # one process of each attempt
-    errors = triform_errors(stopped)
+    errors = find_errors(stopped.stderr)
     assert errors[0].startswith("triform: rank 1 has ended unexpectedly")
     assert errors[1].startswith("triform: stopped at step 13, and everything is saved; continue with: torchrun")
     assert len(errors) == 2
@@ -122,9 +123,12 @@ def test_a_run_survives_a_killed_process_a_stop_and_other_numbers_of_processes(
 def test_a_process_that_hangs_is_named_after_the_timeout(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.csv")
     hanging = build_run(tmp_path, faults=[{"step": 2, "rank": 1, "fault": "hang"}])
-    completed = launch(2, tmp_path, [hanging], timeout="10")
-    assert completed.returncode != 0
-    (error,) = triform_errors(completed)
+    (tmp_path / "runs.json").write_text(json.dumps([hanging]), encoding="utf-8")
+    log_file = tmp_path / "log.txt"
+    environment = {"TRIFORM_TIMEOUT": "10"}
+    exit_codes = run_ranks(2, run_script, str(SCRIPT), str(tmp_path), log_file=log_file, environment=environment)
+    assert exit_codes[0]
+    (error,) = find_errors(log_file.read_text(encoding="utf-8"))
     assert "not answered for 10 seconds (TRIFORM_TIMEOUT)" in error
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import torchrun
+from launching import run_script_in_ranks
 
 import triform
 from triform.evaluation.details import details_to_dict
@@ -50,8 +50,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [*predict, "--output", f"{folder / task}-parts/", "--part-rows", "7"],
         ]
     (folder / "commands.json").write_text(json.dumps(commands))
-    completed = torchrun(2, str(SCRIPT), str(folder))
-    assert completed.returncode == 0, completed.stderr
+    run_script_in_ranks(2, SCRIPT, folder)
     return folder
 
 

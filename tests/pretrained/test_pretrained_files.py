@@ -383,7 +383,7 @@ def train_one_step(compute_logits: Callable[[], Tensor], model: nn.Module, token
     return losses
 
 
-def test_gpt2s_own_shape_is_read_writes_the_same_64_tokens_and_learns_alike(tmp_path: Path) -> None:
+def test_gpt2s_own_shape_is_read_writes_the_same_tokens_and_learns_alike(tmp_path: Path) -> None:
     """124,439,808 parameters; the published weights are not here, random ones stand in for them."""
     with torch.device("meta"):
         meta_model = transformers.GPT2LMHeadModel(transformers.GPT2Config())
@@ -401,11 +401,11 @@ def test_gpt2s_own_shape_is_read_writes_the_same_64_tokens_and_learns_alike(tmp_
     prompt = torch.tensor([[464, 3290, 373, 257]])
     reference.generation_config.eos_token_id = None
     expected = reference.generate(
-        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=64, do_sample=False
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=16, do_sample=False
     )
-    generated = decode_greedy(imported, prompt.tolist(), 64)
+    generated = decode_greedy(imported, prompt.tolist(), 16)
     assert generated == expected[:, 4:].tolist()
-    assert len(set(generated[0])) > 20
+    assert len(set(generated[0])) > 5
     text = expected[:, :9]
     losses = train_one_step(lambda: imported.model(text[:, :-1]), imported.model, text)
     reference_losses = train_one_step(lambda: reference(text[:, :-1]).logits, reference, text)

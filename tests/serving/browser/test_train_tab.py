@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,9 @@ import httpx
 import pytest
 from browser_checks import assert_fits
 
-from triform.serving import ServerOptions
+from triform.serving import ServerOptions, training_jobs
 from triform.serving.training_jobs import TrainingJobs
+from warm_processes import run_module, start_process
 
 REVIEWS = (
     "review,stars,id\n"
@@ -33,6 +34,18 @@ def folder(tmp_path: Path) -> Iterator[Path]:
             jobs.stop(job.id)
 
 
+class WarmJob:
+    """A job in a process that has imported torch; tests/serving/test_jobs_api.py starts the command itself."""
+
+    def __init__(self, arguments: Sequence[str], log_file: Path) -> None:
+        log_file.unlink(missing_ok=True)
+        self.process = start_process(run_module, "triform", *arguments, log_file=log_file)
+        self.pid = self.process.pid
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+
 @pytest.fixture
 def reviews(tmp_path: Path) -> Path:
     path = tmp_path / "reviews.csv"
@@ -41,8 +54,9 @@ def reviews(tmp_path: Path) -> Path:
 
 
 def test_a_model_is_trained_stopped_and_resumed_through_the_page(
-    folder: Path, reviews: Path, start_studio: Any, open_tab: Any
+    folder: Path, reviews: Path, start_studio: Any, open_tab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(training_jobs, "start_detached", WarmJob)
     address = start_studio(folder=folder)
     tab = open_tab(address, "#/train")
     tab.set_input_files("input[data-slot=data]", str(reviews))
@@ -59,24 +73,27 @@ def test_a_model_is_trained_stopped_and_resumed_through_the_page(
     for name, value in TINY.items():
         tab.fill(f"[data-setting='{name}']", value)
     tab.click("summary:has-text('Further settings')")
-    tab.fill("#extra", "train.max_steps=100000\ntrain.eval_every=1000\ntrain.patience=0\nmodel.n_heads=2")
+    tab.fill(
+        "#extra",
+        "train.max_steps=100000\ntrain.eval_every=1000\ntrain.log_every=5\ntrain.patience=0\nmodel.n_heads=2",
+    )
     tab.wait_for_selector(".costs")
     costs = tab.inner_text(".costs")
     assert "100,000" in costs.split("\n")
     tab.fill("#run-name", "stars")
     tab.press("#run-name", "Enter")
-    tab.wait_for_selector(".part-curves canvas", timeout=60_000)
+    tab.wait_for_selector(".part-curves canvas", timeout=300_000)
     tab.click("h1 button:has-text('Stop')")
-    tab.wait_for_selector("h1 >> text=stopped", timeout=60_000)
+    tab.wait_for_selector("h1 >> text=stopped", timeout=300_000)
     assert tab.url.endswith("#/run/stars")
     tab.click("h1 button:has-text('Resume')")
-    tab.click("h1 button:has-text('Stop'):enabled", timeout=60_000)
-    tab.wait_for_selector("h1 >> text=stopped", timeout=60_000)
+    tab.click("h1 button:has-text('Stop'):enabled", timeout=300_000)
+    tab.wait_for_selector("h1 >> text=stopped", timeout=300_000)
     run = httpx.get(f"{address}/api/runs/stars").json()["run"]
     assert (run["max_steps"], run["state"], run["data"]) == (100_000, "stopped", "reviews.csv")
     assert f"{run['parameters']:,}" in costs
     tab.goto(f"{address}/#/train")
-    tab.wait_for_selector("article[data-job=stars] >> text=stopped")
+    tab.wait_for_selector("article[data-job=stars] >> text=stopped", timeout=300_000)
     tab.click("article[data-job=stars] summary")
     [job] = httpx.get(f"{address}/api/jobs").json()["jobs"]
     assert tab.inner_text("article[data-job=stars] pre").strip() == job["log"].strip()
