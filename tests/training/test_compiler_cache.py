@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from triform import train
 from triform.config import ModelConfig
 from triform.io.cache import compiler_folder, use_compiler_cache
 from triform.training import cuda_graph_step
 from triform.training.compilation import should_compile
 from triform.training.compiler_cache import block_marker, is_compiled, record_compiled
 from triform.training.cuda_graph_step import CudaGraphTrainStep
+from triform.training.train_step import TrainStep
 
 CPU = torch.device("cpu")
 GPT2_SIZES = (124_000_000, 16_384)  # parameters, and positions of a step
@@ -99,3 +101,16 @@ def test_a_resumed_run_continues_as_it_began(monkeypatch: pytest.MonkeyPatch) ->
     assert decide(monkeypatch)
     assert not decide(monkeypatch, n_steps=500)  # it began before the code was there
     assert decide(monkeypatch, n_steps=500, was_compiled=True)
+
+
+def test_a_checkpoint_says_whether_blocks_were_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text.txt").write_text("the cat sat on the mat. " * 40, encoding="utf-8")
+    sizes = {"d_model": 8, "n_layers": 1, "n_heads": 2}
+    options: dict[str, Any] = {"out": tmp_path / "run", "device": "cpu", "quiet": True}
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainStep, "use_compile", True)  # on a CPU, nothing is compiled
+        run = train("generate", data=tmp_path / "text.txt", model=sizes, train={"max_steps": 1}, **options)
+    assert run.progress()["compiled"] is True
+    resumed = train("generate", resume=True, train={"max_steps": 2}, **options)
+    assert resumed.progress()["step"] == 2
+    assert resumed.progress()["compiled"] is True
