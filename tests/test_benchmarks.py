@@ -96,6 +96,15 @@ def test_the_time_to_a_loss_is_measured_for_each_optimizer(tmp_path: Path) -> No
         assert row["reached"] == (row["loss"] <= peer["loss"])
 
 
+def test_the_defaults_are_compared_on_the_same_held_out_text(tmp_path: Path) -> None:
+    assert front_door(["defaults", "--smoke", "--json", str(tmp_path / "f.json")]) == 0
+    own, ngrams, mixed, peer = json.loads((tmp_path / "f.json").read_text(encoding="utf-8"))["rows"]
+    assert own["what"] == "triform, default settings, 10 steps"
+    assert max(mixed["bits_per_byte"], ngrams["bits_per_byte"]) < own["bits_per_byte"]
+    assert own["seconds"] > 0
+    assert 0 < peer["bits_per_byte"] < 10
+
+
 @pytest.mark.usefixtures("warm_processes")
 def test_the_step_of_two_processes_is_predicted_and_measured(tmp_path: Path) -> None:
     assert front_door(["scaling", "--smoke", "--json", str(tmp_path / "f.json")]) == 0

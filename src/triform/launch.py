@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -192,7 +192,8 @@ def estimate(
     with TemporaryDirectory() as path:
         folder = RunFolder(Path(path))
         full_config = build_config(apply_base(requested, verify=options.verify))
-        prepared = prepare_data_and_model(full_config, folder, resolve_device(options.device), resume=False)
+        device = resolve_device(options.device)
+        prepared = prepare_data_and_model(full_config, folder, device, resume=False, given=requested)
         return estimate_training(prepared, folder)
 
 
@@ -202,7 +203,7 @@ def _train(
     """Train in a locked folder, from the start or from where the stored run stopped."""
     try:
         config = stored or run_in_order(lambda: build_config(apply_base(requested, verify=options.verify)))
-        trainer, setup_notices = build_trainer(config, folder, options, resume=stored is not None)
+        trainer, setup_notices = build_trainer(config, folder, options, resume=stored is not None, given=requested)
     except (ConfigError, DataError):
         folder.discard_if_unused()
         raise
@@ -246,7 +247,7 @@ def write_untrained_run(requested: Settings, options: RunOptions) -> None:
     folder = RunFolder(Path(options.out), verify=options.verify)
     with claim_run_folder(folder, requested, resume=False, overwrite=True) as (_, notices):
         config = build_config(apply_base(requested, verify=options.verify))
-        trainer, setup_notices = build_trainer(config, folder, options, resume=False)
+        trainer, setup_notices = build_trainer(config, folder, options, resume=False, given=requested)
         trainer.skip_training()
         log_start(trainer, (*notices, *setup_notices), options)
         trainer.fit()
@@ -269,7 +270,7 @@ def fit_with_oom_retry(trainer: Trainer, options: RunOptions) -> Trainer:
             raise out_of_memory_error(trainer.task, device, memory) from None
     config, notice = halve_batch(trainer.task.config)
     trainer.release_memory()
-    trainer, notices = build_trainer(config, trainer.folder, options, resume=False)
+    trainer, notices = build_trainer(config, trainer.folder, options, resume=False, given=())
     log_start(trainer, (*notices, notice), options)
     return fit_with_oom_retry(trainer, options)
 
@@ -318,12 +319,12 @@ def share_out_folder(requested: Settings, options: RunOptions) -> RunOptions:
 
 
 def build_trainer(
-    config: Config, folder: RunFolder, options: RunOptions, *, resume: bool
+    config: Config, folder: RunFolder, options: RunOptions, *, resume: bool, given: Collection[str]
 ) -> tuple[Trainer, Sequence[str]]:
     """Read the data and build the model. Return a trainer at the step where the run stopped, and notices."""
     is_main = current_world().is_main
     folder_notices = run_in_order(lambda: folder.prepare_resume() if resume and is_main else ())
-    prepared = prepare_data_and_model(config, folder, resolve_device(options.device), resume=resume)
+    prepared = prepare_data_and_model(config, folder, resolve_device(options.device), resume=resume, given=given)
     trainer = initialise_trainer(
         prepared,
         folder,

@@ -122,6 +122,7 @@ INVALID_VALUES = [
     *(("train.distill_weight", value) for value in (-0.1, 1.1)),
     ("train.distill_temperature", 0.0),
     *(("train.ema_decay", value) for value in (-0.1, 1.0)),
+    ("tokenizer.max_vocab_size", 0),
     *(("tokenizer.bpe_dropout", value) for value in (-0.1, 0.6)),
     *(("train.betas", value) for value in ((0.9,), (0.9, 1.0), (-0.1, 0.9), (0.1, 0.2, 0.3))),
     *(("decode.temperature", value) for value in (0.0, -1.0)),

@@ -22,7 +22,6 @@ from triform.text.bpe import (
     BASE_VOCAB_SIZE,
     CHARS_PER_TOKEN,
     GPT4_PATTERN,
-    MAX_AUTO_VOCAB,
     MIN_AUTO_VOCAB,
     BpeTokenizer,
 )
@@ -306,8 +305,9 @@ def test_a_size_left_open_follows_the_amount_of_text(bpe: BpeTokenizer) -> None:
         " ".join(f"{number * 7919:x}" for number in range(start, start + 500)) for start in range(0, 30000, 500)
     ]
     n_characters = sum(map(len, words))
-    assert MIN_AUTO_VOCAB < n_characters // CHARS_PER_TOKEN < MAX_AUTO_VOCAB
+    assert MIN_AUTO_VOCAB < n_characters // CHARS_PER_TOKEN < TokenizerConfig().max_vocab_size
     assert train_bpe(words).vocab_size == n_characters // CHARS_PER_TOKEN
+    assert train_tokenizer(TokenizerConfig(kind="bpe", max_vocab_size=600), words).vocab_size == 600
     assert BASE_VOCAB_SIZE < bpe.vocab_size <= MIN_AUTO_VOCAB
 
 

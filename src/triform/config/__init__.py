@@ -239,7 +239,13 @@ class TokenizerConfig:
         0,
         "The number of tokens in the vocabulary.",
         auto="For `bpe` and `wordpiece`, the number of characters of training text divided by 200, between 512 and "
-        "16,384. For `word` and `char`, everything that occurs in the training text.",
+        "tokenizer.max_vocab_size. For `word` and `char`, everything that occurs in the training text.",
+    )
+    max_vocab_size: int = setting(
+        16_384,
+        "The largest vocabulary that is chosen automatically.",
+        applies_to="tokenizer.kind=bpe or wordpiece, without tokenizer.vocab_size",
+        details="Within the budget of a CPU (train.max_steps), generate uses 2,048 and translate 4,096.",
     )
     min_count: int = setting(
         1,

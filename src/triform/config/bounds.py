@@ -21,6 +21,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "data.max_len": (0, MAX_LEN),
     "data.train_max_len": (0, MAX_LEN),
     "tokenizer.vocab_size": (0, 2**24),
+    "tokenizer.max_vocab_size": (1, 2**24),
     "tokenizer.min_count": (1, MAX_COUNT),
     "tokenizer.bpe_dropout": (0, 0.5),
     "model.d_model": (0, MAX_WIDTH),

@@ -58,8 +58,8 @@ class ModelConfig:
     d_model: int = setting(
         0,
         "The width of the model: the length of the vector that represents each token.",
-        auto="128 up to 5 million training tokens, 256 up to 50 million, 512 above. With train.embeddings, the "
-        "length of the word vectors.",
+        auto="128 up to 5 million training tokens, 256 up to 50 million, 512 above; see train.max_steps for a CPU. "
+        "With train.embeddings, the length of the word vectors.",
         details="It must be divisible by model.n_heads.",
     )
     d_ff: int = setting(
@@ -72,7 +72,8 @@ class ModelConfig:
     n_layers: int = setting(
         0,
         "The number of layers; an encoder-decoder has this number in each of its two stacks.",
-        auto="2 up to 5 million training tokens, 4 up to 50 million, 6 above; at most 3 in recurrent models.",
+        auto="2 up to 5 million training tokens, 4 up to 50 million, 6 above; at most 3 in recurrent models. See "
+        "train.max_steps for a CPU.",
     )
     n_heads: int = setting(
         0,
@@ -88,7 +89,9 @@ class ModelConfig:
         details="It must divide model.n_heads. A value of 1 is multi-query attention.",
     )
     dropout: float = setting(
-        0.1, "The dropout probability of the embeddings and of the output of each attention and feed-forward layer."
+        0.1,
+        "The dropout probability of the embeddings and of the output of each attention and feed-forward layer.",
+        details="The budget of a CPU (train.max_steps) uses 0 for generate below 3 epochs.",
     )
     attention_dropout: float = setting(
         0.0,

@@ -40,13 +40,13 @@ class TrainConfig:
         "adamw",
         "The optimizer.",
         details="`muon` orthogonalises the updates of weight matrices of blocks (Jordan et al., 2024). It updates "
-        "all other weights as `adamw` does.",
+        "all other weights as `adamw` does. The budget of a CPU (train.max_steps) uses `muon` for generate.",
     )
     lr: float = setting(
         0.0,
         "The peak learning rate.",
         auto="2e-3 up to model.d_model=128, 1e-3 up to 256, 5e-4 above. With --from a tenth of that, unless LoRA "
-        "is used.",
+        "is used. Within the budget of a CPU (train.max_steps), twice that for `muon`.",
     )
     betas: tuple[float, ...] = setting(
         (0.9, 0.98),
@@ -90,14 +90,16 @@ class TrainConfig:
         0,
         "The number of examples in a batch; for generate, the number of windows of data.max_len tokens.",
         auto="For generate, a number of tokens divided by data.max_len: 1,024 below 1 million training tokens, "
-        "4,096 below 20 million, else 16,384. The other tasks use train.batch_tokens instead.",
+        "4,096 below 20 million, else 16,384; 1,024 within the budget of a CPU (train.max_steps). The other tasks "
+        "use train.batch_tokens instead.",
         details="Set either this or train.batch_tokens.",
     )
     batch_tokens: int = setting(
         0,
         "The number of tokens in a batch, padding included; for translate, on the longer side of the pairs.",
         auto="For classify and translate, 1,024 below 1 million training tokens, 4,096 below 20 million, else "
-        "16,384. For generate, train.batch_size is used instead.",
+        "16,384; for translate 2,048 within the budget of a CPU (train.max_steps). For generate, train.batch_size "
+        "is used instead.",
         details="Set either this or train.batch_size.",
     )
     grad_accumulation: int = setting(
@@ -112,20 +114,24 @@ class TrainConfig:
     max_steps: int = setting(
         0,
         "The number of optimizer steps.",
-        auto="The number of steps that train.epochs takes.",
+        auto="The number of steps that train.epochs takes. On a CPU, generate and translate have a budget instead: "
+        "as many steps as take about 5 and 10 minutes on two ordinary cores, at most 15 and 20 epochs. The steps, "
+        "the size of the model, the vocabulary and the batches are chosen to fit a fixed number of operations, so "
+        "they do not depend on the machine: width 128 with 4 layers (generate) or 2 (translate). Recurrent models, pretraining, --from and distillation have none.",
         details="Set either this or train.epochs.",
     )
     epochs: float = setting(
         0.0,
         "The number of passes over the training data; fractions are allowed.",
         auto="8 for classify, 10 for translate, and 15 for generate and pretraining; with 2 million training "
-        "tokens or more, 2, 3 and 5. Not used if train.max_steps is set.",
+        "tokens or more, 2, 3 and 5. Not used if train.max_steps is set, or chosen for a CPU.",
         details="Set either this or train.max_steps.",
     )
     max_minutes: float = setting(
         0.0,
         "A limit on the training time in minutes, which lowers the number of steps to what fits.",
-        details="0 means no limit.",
+        details="0 means no limit. It replaces the budget of a CPU (train.max_steps), so that more minutes train a "
+        "larger model.",
     )
     clip_norm: float = setting(
         1.0, "The largest norm of the gradient; larger gradients are scaled down.", details="0 turns clipping off."
@@ -230,7 +236,7 @@ class TrainConfig:
     eval_every: int | Literal["epoch"] = setting(
         0,
         "The number of steps between validations, or `epoch` for one after every epoch.",
-        auto="A tenth of all steps, at most 1,000.",
+        auto="A tenth of all steps, at most 1,000; a sixth within the budget of a CPU (train.max_steps).",
     )
     eval_train: int = setting(
         0,

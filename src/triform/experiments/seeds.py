@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -181,6 +181,7 @@ def _train_unfinished(
                 options,
                 seed_options,
                 ensemble=ensemble,
+                given=requested,
             )
     except KeyboardInterrupt:
         for folder in folders:
@@ -211,6 +212,7 @@ def _train_group(
     seed_options: str,
     *,
     ensemble: bool,
+    given: Collection[str],
 ) -> None:
     """Train runs that share all settings except the seed. A seed that is added later uses the stored settings."""
     device = resolve_device(options.device)
@@ -222,7 +224,7 @@ def _train_group(
     ]
     try:
         prepared = prepare_data_and_model(
-            config, lead_run.folder, device, resume=lead_run.stored_config is not None
+            config, lead_run.folder, device, resume=lead_run.stored_config is not None, given=given
         )
         prepared = replace(prepared, notices=(*notices, *prepared.notices))
     except (ConfigError, DataError):

@@ -30,11 +30,16 @@ def resolve_tokenizer_kind(config: Config, n_characters: int) -> Config:
 
 def resolve_defaults(config: Config, n_tokens: int, settings: Settings) -> Config:
     """Return the config overridden by `settings`, with defaults for a number of training tokens."""
-    config = build_config(settings, config)
-    config = build_config(_only_unset(config, _model_defaults(config, n_tokens)), config)
-    if not config.model.is_recurrent:
-        config = build_config(_only_unset(config, {"model.d_ff": default_d_ff(config.model)}), config)
+    config = with_model_defaults(build_config(settings, config), n_tokens)
     return build_config(_only_unset(config, _train_defaults(config, n_tokens)), config)
+
+
+def with_model_defaults(config: Config, n_tokens: int) -> Config:
+    """Return the config with a default size of the model for a number of training tokens."""
+    config = build_config(_only_unset(config, _model_defaults(config, n_tokens)), config)
+    if config.model.is_recurrent:
+        return config
+    return build_config(_only_unset(config, {"model.d_ff": default_d_ff(config.model)}), config)
 
 
 def resolve_step_defaults(config: Config, max_steps: int) -> Config:
@@ -94,10 +99,15 @@ def default_d_ff(model: ModelConfig) -> int:
     return 8 * round(model.d_model / 3) if model.activation == "swiglu" else 4 * model.d_model
 
 
+def default_lr(d_model: int) -> float:
+    """Return the default peak learning rate for a width of the model."""
+    return 2e-3 if d_model <= 128 else 1e-3 if d_model <= 256 else 5e-4
+
+
 def _train_defaults(config: Config, n_tokens: int) -> Settings:
     """Choose the learning rate by the width, and batch size and epochs by the amount of data."""
-    train, d_model = config.train, config.model.d_model
-    lr = 2e-3 if d_model <= 128 else 1e-3 if d_model <= 256 else 5e-4
+    train = config.train
+    lr = default_lr(config.model.d_model)
     is_fine_tuning = bool(train.init_from) and not train.lora_rank  # a high rate would destroy trained weights
     defaults: Settings = {"train.lr": lr / 10 if is_fine_tuning else lr, "train.lora_alpha": 2.0 * train.lora_rank}
     batch_tokens = 1_024 if n_tokens < MILLION else 4_096 if n_tokens < 20 * MILLION else 16_384

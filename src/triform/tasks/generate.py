@@ -52,7 +52,7 @@ from triform.tasks.sharded_text import ShardedTextData
 from triform.tasks.task import Task
 from triform.world import SINGLE_PROCESS, World, gather_values
 
-QUICK_BATCHES = 32  # batches of a validation during training: half a million tokens
+QUICK_BATCHES = 8  # batches of a validation during training: 131,072 tokens
 DEFAULT_NEW_TOKENS = 200
 MAX_PROMPT_LINES = 1_000  # lines of validation text from which the prompts of the report are chosen
 

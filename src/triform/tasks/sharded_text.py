@@ -38,9 +38,7 @@ from triform.tasks.language_model_data import (
 )
 from triform.text import Tokenizer, read_tokenizer
 
-MAX_HELD_OUT_TOKENS = (
-    1 << 22
-)  # a validation reads half a million tokens, and a full evaluation should not take hours
+MAX_HELD_OUT_TOKENS = 1 << 22  # a validation reads 131,072 tokens, and a full evaluation should not take hours
 DECODE_TOKENS = 1 << 16  # tokens that are decoded at once
 
 

@@ -17,9 +17,11 @@ from torch import Tensor, nn
 
 from triform.analysis.host_memory import require_memory
 from triform.config import Config, DataSizes, TaskName
+from triform.config.settings import build_config
 from triform.generation.engine import Engine
 from triform.io.run_layout import TOKENS_FOLDER
 from triform.tasks.batch import Dataset
+from triform.tasks.cpu_budget import CpuBudget
 from triform.tasks.data import TaskData
 from triform.tasks.defaults import resolve_defaults, resolve_tokenizer_kind
 from triform.tasks.evaluation import Evaluator
@@ -119,7 +121,9 @@ class Task(ABC):
         """The predictor of the model."""
 
     @classmethod
-    def prepare(cls, config: Config, folder: Path, *, resume: bool = False) -> PreparedTask:
+    def prepare(
+        cls, config: Config, folder: Path, *, resume: bool = False, budget: CpuBudget | None = None
+    ) -> PreparedTask:
         """Read the data, train tokenizers, resolve automatic settings and build the model.
 
         The seed of the settings determines all later random numbers, such as initial weights and dropout.
@@ -128,6 +132,7 @@ class Task(ABC):
             config: Settings, some of which may be automatic.
             folder: The run folder.
             resume: Use the tokenizers of the run folder instead of training new ones.
+            budget: On a CPU, the budget that the size of the model and the number of steps are chosen for.
 
         The main one of several processes must call this method before the others, which load its tokenizers.
 
@@ -140,6 +145,8 @@ class Task(ABC):
         cache = data.open_cache(folder, notices)
         data, n_characters = data.scan(cache)
         data = replace(data, config=resolve_tokenizer_kind(data.config, sum(n_characters)))
+        if budget is not None:
+            data = replace(data, config=budget.limit_vocabulary(data.config))
         if resume or not current_world().is_main:
             tokenizers = load_tokenizers(data.config, folder if resume else folder / TOKENS_FOLDER)
         else:
@@ -150,8 +157,13 @@ class Task(ABC):
         versions = [tokenizer_versions(tokenizer, data.config.tokenizer) for tokenizer in tokenizers]
         encoded = data.encode_split("train", versions, cache)
         n_versions = len(versions[0])
+        config, n_tokens = data.config, encoded.n_tokens // n_versions
         settings = data.settings_from(encoded, tokenizers)
-        task = cls(resolve_defaults(data.config, encoded.n_tokens // n_versions, settings), *tokenizers)
+        if budget is not None:
+            n_rows = sum(map(len, encoded.stores)) // n_versions
+            config, notice = budget.resolve(build_config(settings, config), n_tokens, n_rows)
+            notices.append(notice)
+        task = cls(resolve_defaults(config, n_tokens, settings), *tokenizers)
         notices += task.data.describe(encoded, n_versions)
         train = task.data.build_training_dataset(encoded, notices, n_versions)
         valid = task.data.load_validation_dataset(notices, folder)

@@ -30,7 +30,7 @@ from triform.text.tokens import DEFAULT_SPECIAL_TOKENS, PAD, SPECIAL_TOKENS, Spe
 
 BASE_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256  # before the first merge
 CHARS_PER_TOKEN = 200  # automatic vocabulary size: one token per this many characters, between the two bounds
-MIN_AUTO_VOCAB, MAX_AUTO_VOCAB = 512, 16384
+MIN_AUTO_VOCAB = 512
 MAX_TRAIN_CHARS = 1 << 25  # characters to train on; more text hardly changes the vocabulary and takes minutes
 MIN_PAIR_COUNT = 2  # a pair that occurs once is not merged
 MAX_CACHED_WORD_CHARS = 64  # characters; longer words are not cached
@@ -125,7 +125,7 @@ class BpeTokenizer(BackendTokenizer):
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.pre_tokenizer = pre_tokenizers.Sequence([split, split_long_words, byte_level])
         trainer = trainers.BpeTrainer(
-            vocab_size=config.vocab_size or MAX_AUTO_VOCAB,
+            vocab_size=config.vocab_size or max(MIN_AUTO_VOCAB, config.max_vocab_size),
             min_frequency=MIN_PAIR_COUNT,
             special_tokens=list(SPECIAL_TOKENS),
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -135,7 +135,7 @@ class BpeTokenizer(BackendTokenizer):
         check_vocab_size_limit(config.vocab_size, maximum=backend.get_vocab_size(), name=texts.name)
         # The amount of text is known only now. Merges are in order, so the first ones are exactly those that
         # training to the smaller size would have found.
-        vocab_size = config.vocab_size or auto_vocab_size(texts.n_characters)
+        vocab_size = config.vocab_size or auto_vocab_size(texts.n_characters, config.max_vocab_size)
         trained = Core(_truncate_vocab(backend, vocab_size))
         trained.normalizer, trained.pre_tokenizer = backend.normalizer, pre_tokenizers.Sequence([split, byte_level])
         trained.decoder = decoders.ByteLevel()
@@ -237,9 +237,9 @@ class BpeTokenizer(BackendTokenizer):
         ]
 
 
-def auto_vocab_size(n_characters: int) -> int:
+def auto_vocab_size(n_characters: int, max_vocab_size: int) -> int:
     """Return the default vocabulary size for an amount of training text."""
-    return min(max(n_characters // CHARS_PER_TOKEN, MIN_AUTO_VOCAB), MAX_AUTO_VOCAB)
+    return max(MIN_AUTO_VOCAB, min(n_characters // CHARS_PER_TOKEN, max_vocab_size))
 
 
 def _group_texts(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -20,7 +20,7 @@ from triform.text.base import (
     check_vocab_size_limit,
     disable_fork_warning,
 )
-from triform.text.bpe import MAX_AUTO_VOCAB, MAX_TRAIN_CHARS, MIN_PAIR_COUNT, auto_vocab_size
+from triform.text.bpe import MAX_TRAIN_CHARS, MIN_AUTO_VOCAB, MIN_PAIR_COUNT, auto_vocab_size
 from triform.text.tokens import UNK
 from triform.text.word import join_words
 
@@ -77,7 +77,7 @@ class WordPieceTokenizer(BackendTokenizer):
         split_long_words = pre_tokenizers.Split(Regex(rf"[\s\S]{{1,{MAX_WORD_CHARS}}}"), "isolated")
         backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), split_long_words])
         trainer = trainers.WordPieceTrainer(
-            vocab_size=config.vocab_size or MAX_AUTO_VOCAB,
+            vocab_size=config.vocab_size or max(MIN_AUTO_VOCAB, config.max_vocab_size),
             min_frequency=MIN_PAIR_COUNT,
             special_tokens=first_pieces,
             show_progress=False,
@@ -86,7 +86,9 @@ class WordPieceTokenizer(BackendTokenizer):
         ids = backend.get_vocab(with_added_tokens=False)
         check_vocab_size_limit(config.vocab_size, maximum=len(ids), name=texts.name)
         # Pieces are numbered in the order in which they were learned, so a smaller vocabulary is the first of them.
-        vocab_size = config.vocab_size or max(auto_vocab_size(texts.n_characters), len(first_pieces))
+        vocab_size = config.vocab_size or max(
+            auto_vocab_size(texts.n_characters, config.max_vocab_size), len(first_pieces)
+        )
         trained = build_wordpiece_backend(
             {piece: token for piece, token in ids.items() if token < vocab_size}, cls.special_names[UNK], normalizer
         )

@@ -7,7 +7,7 @@ time budget, and `resolve_length` chooses those that depend on the number of ste
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO, TypeVar
@@ -24,6 +24,7 @@ from triform.formatting import print_message
 from triform.io.run_layout import DATA_FOLDER
 from triform.tasks import PreparedTask, choose_task
 from triform.tasks.batch import BucketedDataset
+from triform.tasks.cpu_budget import CpuBudget
 from triform.training.callbacks import Callback, MetricsFile
 from triform.training.display import ProgressDisplay
 from triform.training.distillation import load_teacher, teacher_files
@@ -41,15 +42,18 @@ TrainerT = TypeVar("TrainerT", bound=Trainer)
 
 
 def prepare_data_and_model(
-    config: Config, folder: RunFolder, device: torch.device, *, resume: bool
+    config: Config, folder: RunFolder, device: torch.device, *, resume: bool, given: Collection[str]
 ) -> PreparedTask:
     """Read the data and move the model to its device. A new run is also adapted to its memory and time budget.
+
+    `given` are the settings that the user has given; on a CPU, some others are chosen to fit a budget.
 
     Of several processes, the main one reads the data first, and the others use the files that it writes.
     """
 
     def prepare() -> PreparedTask:
-        prepared = choose_task(config).prepare(config, folder.path, resume=resume)
+        budget = None if resume else CpuBudget.choose(config, given, device.type)
+        prepared = choose_task(config).prepare(config, folder.path, resume=resume, budget=budget)
         notices = load_initial_weights(prepared.task, folder, resume=resume)
         load_teacher(prepared.task, device, verify=folder.verify)
         require_training_memory(prepared.task, device)
