@@ -89,9 +89,7 @@ class ModelConfig:
         details="It must divide model.n_heads. A value of 1 is multi-query attention.",
     )
     dropout: float = setting(
-        0.1,
-        "The dropout probability of the embeddings and of the output of each attention and feed-forward layer.",
-        details="The budget of a CPU (train.max_steps) uses 0 for generate below 3 epochs.",
+        0.1, "The dropout probability of the embeddings and of the output of each attention and feed-forward layer."
     )
     attention_dropout: float = setting(
         0.0,

@@ -116,8 +116,9 @@ class TrainConfig:
         "The number of optimizer steps.",
         auto="The number of steps that train.epochs takes. On a CPU, generate and translate have a budget instead: "
         "as many steps as take about 5 and 10 minutes on two ordinary cores, at most 15 and 20 epochs. The steps, "
-        "the size of the model, the vocabulary and the batches are chosen to fit a fixed number of operations, so "
-        "they do not depend on the machine: width 128 with 4 layers (generate) or 2 (translate). Recurrent models, pretraining, --from and distillation have none.",
+        "the model, the vocabulary and the batches are chosen to fit a fixed number of operations, so they do not "
+        "depend on the machine: width 128 with 4 layers (generate) or 2 (translate), and no model.dropout for "
+        "generate below 3 epochs. Recurrent models, pretraining, --from and distillation have no budget.",
         details="Set either this or train.epochs.",
     )
     epochs: float = setting(
