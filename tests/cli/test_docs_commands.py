@@ -121,6 +121,7 @@ def _workspace(
         Path(name).write_text(files.txt.read_text())
     Path("large.jsonl.gz").write_bytes(gzip.compress(b'{"text": "the soup was lovely"}\n'))
     Path("book.txt.gz").write_bytes(gzip.compress(files.txt.read_bytes()))
+    shutil.copy(files.source, "back.en")
     for name in ("train", "dev", "test"):
         shutil.copy(files.source, f"{name}.en")
         shutil.copy(files.target, f"{name}.fr")

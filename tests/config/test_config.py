@@ -488,6 +488,7 @@ def settings_strategy(*, layered: bool) -> st.SearchStrategy[dict[str, Any]]:
         "train.r_drop": st.just(0.0),
         "train.objective": st.just("auto"),  # the others are for one task
         "data.extra": st.just(()),  # not for generate
+        "data.extra_tag": st.just(""),  # needs data.extra
         "train.swa_fraction": st.just(0.0),  # excludes train.ema_decay
         "tokenizer.bpe_dropout": st.just(0.0),
         "model.bigram_buckets": st.just(0),

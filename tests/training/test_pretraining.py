@@ -207,6 +207,27 @@ def test_parameters_and_costs_are_those_of_the_model(kind: str, texts: str, tmp_
     assert head.total == 2 * 3 * 16 * task.tokenizer.vocab_size, "three of twenty tokens are masked"
 
 
+def test_further_files_are_trained_on_and_nothing_of_them_is_held_out(tmp_path: Path) -> None:
+    for name, words in (("pairs", "real ship"), ("extra", "translated whale")):
+        (tmp_path / f"{name}.tsv").write_text("".join(f"{words} {n}\tziel {n}\n" for n in range(20)))
+    (tmp_path / "labels.tsv").write_text("a fresh start\tthird\n")
+    settings = {"task": "translate", "data.train": str(tmp_path / "pairs.tsv"), "tokenizer.kind": "word"}
+    settings |= {"data.extra": (str(tmp_path / "extra.tsv"),), "data.extra_tag": "back", "data.header": "no"}
+    prepared = choose_task(config := build_config(settings)).prepare(config, tmp_path / "run")
+    sources = [
+        prepared.task.tokenizer.decode(prepared.train.source[row].tolist()) for row in range(len(prepared.train))
+    ]
+    assert len(sources) == 18 + 20
+    assert [source.startswith("back translated whale") for source in sources] == [False] * 18 + [True] * 20
+    assert prepared.valid is not None
+    assert [pair.source[:9] for pair in prepared.valid.raw_pairs] == ["real ship"] * 2
+    rows = {"task": "classify", "data.train": str(tmp_path / "pairs.tsv"), "data.header": "no"}
+    rows |= {"data.extra": (str(tmp_path / "labels.tsv"),), "data.labels": ()}
+    data = choose_task(config := build_config(rows)).choose_data_class(config)(config)
+    scanned, _ = data.scan(data.open_cache(tmp_path / "run", []))
+    assert "third" in scanned.config.data.labels, "a label that only a further file has is a label too"
+
+
 def test_settings_that_make_no_sense_are_refused() -> None:
     for settings, problem in {
         ("generate", "train.objective=masked"): "applies to classify only, not to generate",
@@ -216,6 +237,7 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         ("translate", "train.objective=denoise", "data.source=a", "data.target=b"): "texts, not pairs",
         ("classify", "train.mask_rate=0"): "must be between 0.01 and 0.9",
         ("generate", "data.extra=a.txt"): "put the files into one folder",
+        ("translate", "data.extra_tag=<BT>"): "add --extra-data",
     }.items():
         task, *assignments = settings
         with pytest.raises(ConfigError, match=problem):

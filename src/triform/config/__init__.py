@@ -94,6 +94,12 @@ class DataConfig:
         applies_to="classify and translate",
         details="The option --extra-data sets it. Nothing of them is held out for validation.",
     )
+    extra_tag: str = setting(
+        "",
+        "A word that is put before each source of data.extra, so that the model can tell these pairs from others.",
+        applies_to="translate with data.extra",
+        details="A typical value is <BT>, for pairs from back-translation (Caswell et al., 2019).",
+    )
     valid: str = setting(
         "",
         "The validation file.",

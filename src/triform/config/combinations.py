@@ -20,6 +20,11 @@ def validate_combinations(config: Config) -> None:
     if task != "translate" and config.data.source:
         raise ConfigError(f"data.source and data.target apply to translate only; for {task}, set data.train")
     require(
+        not config.data.extra_tag
+        or (task == "translate" and bool(config.data.extra) and train.objective == "auto"),
+        "data.extra_tag applies to translate with data.extra only; leave it out, or add --extra-data",
+    )
+    require(
         not config.data.extra or task != "generate",
         "data.extra applies to classify and translate only; for generate, put the files into one folder",
     )

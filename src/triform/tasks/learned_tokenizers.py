@@ -25,7 +25,8 @@ from triform.text.exporting import Side
 def reader_options(data: DataConfig) -> dict[str, object]:
     """Return the settings that determine how a file is read."""
     names = ("text_column", "label_column", "source_column", "target_column", "header", "delimiter")
-    return {name: value for name, value in asdict(data).items() if name in names}
+    options = {name: value for name, value in asdict(data).items() if name in names}
+    return options | ({"extra_tag": data.extra_tag} if data.extra_tag else {})
 
 
 def tokenizer_versions(tokenizer: Tokenizer, config: TokenizerConfig) -> Sequence[Tokenizer]:

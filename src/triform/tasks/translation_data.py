@@ -192,6 +192,10 @@ class TranslationData(TaskData):
         """Yield the training pairs. Pairs with an empty side are skipped."""
         return filter(_has_both_sides, self.split_examples(held_out=False))
 
+    def extra_examples(self) -> Iterator[TextPair]:
+        pairs, tag = super().extra_examples(), self.config.data.extra_tag
+        return (replace(pair, source=f"{tag} {pair.source}") for pair in pairs) if tag else pairs
+
     def source_text(self, example: TextPair) -> str:
         return example.source
 
