@@ -117,6 +117,7 @@ INVALID_VALUES = [
     ("train.lora_alpha", -0.5),
     *(("train.lora_dropout", value) for value in (-0.1, 1.0)),
     ("train.mask_rate", 0.0),
+    ("train.mixup", -0.5),
     ("train.r_drop", -0.5),
     *(("train.swa_fraction", value) for value in (-0.1, 1.1)),
     *(("train.distill_weight", value) for value in (-0.1, 1.1)),
@@ -486,6 +487,7 @@ def settings_strategy(*, layered: bool) -> st.SearchStrategy[dict[str, Any]]:
         "train.batch_tokens": st.just(0),
         "train.epochs": st.just(0.0),
         "train.r_drop": st.just(0.0),
+        "train.mixup": st.just(0.0),  # for classify only
         "train.objective": st.just("auto"),  # the others are for one task
         "data.extra": st.just(()),  # not for generate
         "data.extra_tag": st.just(""),  # needs data.extra

@@ -50,6 +50,7 @@ UNSUPPORTED_MODEL: dict[str, Any] = {
 }
 UNSUPPORTED_TRAIN: dict[str, Any] = {
     "objective": "masked",
+    "mixup": 0.5,
     "optimizer": "sgd",
     "schedule": "plateau",
     "precision": "bf16",

@@ -221,7 +221,12 @@ def test_further_files_are_trained_on_and_nothing_of_them_is_held_out(tmp_path: 
     assert [source.startswith("back translated whale") for source in sources] == [False] * 18 + [True] * 20
     assert prepared.valid is not None
     assert [pair.source[:9] for pair in prepared.valid.raw_pairs] == ["real ship"] * 2
-    rows = {"task": "classify", "data.train": str(tmp_path / "pairs.tsv"), "data.header": "no"}
+    rows = {
+        "task": "classify",
+        "data.train": str(tmp_path / "pairs.tsv"),
+        "data.header": "no",
+        "data.label_column": "2",
+    }
     rows |= {"data.extra": (str(tmp_path / "labels.tsv"),), "data.labels": ()}
     data = choose_task(config := build_config(rows)).choose_data_class(config)(config)
     scanned, _ = data.scan(data.open_cache(tmp_path / "run", []))

@@ -25,7 +25,7 @@ from triform.launch import train
 from triform.nn.loss import IGNORE_INDEX, cross_entropy
 from triform.run import load
 from triform.tasks import TASKS
-from triform.tasks.losses import r_drop_loss
+from triform.tasks.losses import mix_pairs, mixup_loss, r_drop_loss
 from triform.text import BpeTokenizer, train_tokenizer
 from triform.text.bpe_dropout import N_VERSIONS, BpeDropoutTokenizer, build_dropout_versions
 from triform.training.ensemble import must_train_alone
@@ -188,6 +188,45 @@ def test_readings_that_agree_cost_nothing_more_and_others_their_divergence() -> 
         divergences
     ) / 4
     torch.testing.assert_close(r_drop_loss(first, second, targets, 0.1, 5.0), expected)
+
+
+def test_mixup_is_the_weighted_mean_of_two_texts_and_of_the_losses_of_both_labels() -> None:
+    torch.manual_seed(0)
+    pooled, head = torch.randn(5, 4, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
+    targets = torch.tensor([0, 2, 1, IGNORE_INDEX, 2])
+    mixed, partner_targets, weights = mix_pairs(pooled, targets, 0.4)
+    assert partner_targets.tolist() == [2, 0, 2, 1, IGNORE_INDEX]
+    assert weights[3:].tolist() == [1.0, 1.0], "nothing is mixed with padding"
+    assert bool(((weights > 0) & (weights <= 1)).all())
+    expected = 0.0
+    for row, weight in enumerate(weights.tolist()):
+        mean = weight * pooled[row] + (1 - weight) * pooled[row - 1]
+        torch.testing.assert_close(mixed[row], mean)
+        log_probs = (mean @ head).log_softmax(-1)
+        for share, label in ((weight, int(targets[row])), (1 - weight, int(partner_targets[row]))):
+            expected -= share * float(log_probs[label]) if label != IGNORE_INDEX else 0.0
+    loss = mixup_loss((mixed @ head).float(), targets, partner_targets, weights.float(), 0.0)
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    draws = mix_pairs(torch.zeros(4_000, 1), torch.zeros(4_000, dtype=torch.long), 0.5)[2]
+    assert draws.mean().item() == pytest.approx(0.5, abs=0.03)
+    assert draws.var().item() == pytest.approx(1 / 8, abs=0.01), (
+        "the variance of the beta distribution (a = b = 0.5)"
+    )
+
+
+def test_a_run_with_mixup_goes_on_as_if_it_had_never_stopped(
+    rows: str, tmp_path: Path, stopped_after: StoppedAfter
+) -> None:
+    settings = {"train": {"mixup": 0.5}}
+    uninterrupted = train_run(rows, tmp_path / "whole", **settings)
+    with stopped_after(7):
+        train_run(rows, tmp_path / "broken", **settings)
+    assert_same_bits(uninterrupted, train_run(rows, tmp_path / "broken", resume=True, **settings))
+    assert must_train_alone(build_config({"train.mixup": 0.5}).train)
+    with pytest.raises(ConfigError, match="applies to classify only, not to translate"):
+        build_config({"task": "translate", "train.mixup": 0.5})
+    with pytest.raises(ConfigError, match="cannot be combined"):
+        build_config({"train.mixup": 0.5, "train.r_drop": 1.0})
 
 
 @pytest.mark.parametrize("task", ["classify", "generate", "translate"])

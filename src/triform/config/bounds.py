@@ -59,6 +59,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "train.clip_norm": (0, 1e18),
     "train.label_smoothing": (0, 0.9),
     "train.r_drop": (0, 1000),
+    "train.mixup": (0, 100),
     "train.ema_decay": (0, 0.999999),
     "train.swa_fraction": (0, 1),
     "train.distill_weight": (0, 1),

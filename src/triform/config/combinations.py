@@ -41,6 +41,7 @@ def validate_combinations(config: Config) -> None:
             "model.attention_direction=full would let the decoder see the tokens that it predicts; "
             f"for {task}, use auto or causal"
         )
+    require(not train.mixup or task == "classify", f"train.mixup applies to classify only, not to {task}")
     if train.objective != "auto":
         _validate_objective(config)
     if model.is_recurrent:
@@ -59,7 +60,7 @@ def _validate_objective(config: Config) -> None:
         config.tokenizer.joint_vocab,
         f"{objective} reads and writes the same texts; leave out tokenizer.joint_vocab=false",
     )
-    for name in ("r_drop", "distill_from", "lora_rank"):
+    for name in ("r_drop", "mixup", "distill_from", "lora_rank"):
         require(not getattr(train, name), f"train.{name} cannot be combined with {objective}; leave it out")
 
 

@@ -146,6 +146,14 @@ class TrainConfig:
         applies_to="model.dropout or model.attention_dropout above 0",
         details="0 turns it off; above 0, each step takes two forward passes.",
     )
+    mixup: float = setting(
+        0.0,
+        "The parameter of mixup, which trains on weighted means of two texts and of their labels.",
+        applies_to="classify",
+        details="0 turns it off. The pooled vectors of two texts of a batch are averaged with weights L and 1 - L, "
+        "where L is drawn from the beta distribution with this parameter for each text (Guo et al., 2019). Typical "
+        "values are 0.2 to 1. It cannot be combined with train.r_drop or train.distill_from.",
+    )
     ema_decay: float = setting(
         0.0,
         "The decay of the moving average of the weights, which is validated and saved instead of the weights.",
@@ -289,6 +297,10 @@ class TrainConfig:
         require(
             not (self.distill_from and self.r_drop),
             f"train.distill_from cannot be combined with train.r_drop={self.r_drop}; leave one of them out",
+        )
+        require(
+            not (self.mixup and (self.r_drop or self.distill_from)),
+            f"train.mixup={self.mixup} cannot be combined with train.r_drop or train.distill_from; leave one out",
         )
         require(
             not (self.exact and self.parallel == "fsdp"),

@@ -43,7 +43,7 @@ from triform.tasks.classification_data import (
     encode_texts,
 )
 from triform.tasks.evaluation import Evaluator, gather_metric_sums, share_items
-from triform.tasks.losses import distillation_loss, r_drop_loss
+from triform.tasks.losses import distillation_loss, mix_pairs, mixup_loss, r_drop_loss
 from triform.tasks.prediction import (
     Alternative,
     Keep,
@@ -254,6 +254,8 @@ class Classify(Task):
 
     def loss(self, batch: ClassificationBatch) -> Tensor:
         train = self.config.train
+        if train.mixup:
+            return self._mixup_loss(batch)
         logits = self.model(batch.tokens, batch.keep)  # (B, labels)
         if self.teacher is not None:
             return distillation_loss(logits, self.teacher_logits(batch.tokens, batch.keep), batch.labels, train)
@@ -261,6 +263,13 @@ class Classify(Task):
             second = self.model(batch.tokens, batch.keep)
             return r_drop_loss(logits, second, batch.labels, train.label_smoothing, train.r_drop)
         return cross_entropy(logits, batch.labels, train.label_smoothing)
+
+    def _mixup_loss(self, batch: ClassificationBatch) -> Tensor:
+        model, train, layout = self.model, self.config.train, as_layout(batch.keep)
+        pooled = model.pool(layout, model.encoder(batch.tokens, layout))  # (B, D)
+        mixed, partner_labels, weights = mix_pairs(pooled, batch.labels, train.mixup)
+        logits = model.classification_head(model.dropout(mixed))
+        return mixup_loss(logits, batch.labels, partner_labels, weights, train.label_smoothing)
 
 
 def iter_inputs(

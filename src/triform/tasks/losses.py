@@ -1,4 +1,4 @@
-"""Training losses of the tasks: cross-entropy, R-Drop (`train.r_drop`) or distillation (`train.distill_from`).
+"""Training losses of the tasks: cross-entropy, R-Drop, mixup or distillation.
 
 All of them are summed.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from triform.config import TrainConfig
@@ -32,6 +33,38 @@ def r_drop_loss(logits_a: Tensor, logits_b: Tensor, targets: Tensor, smoothing: 
     log_p, log_q = (logits.log_softmax(dim=-1, dtype=dtype) for logits in (logits_a, logits_b))
     divergence = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(dim=-1)  # (...)
     return loss + weight / 4 * torch.where(targets == IGNORE_INDEX, 0.0, divergence).sum()
+
+
+def mix_pairs(pooled: Tensor, targets: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Mix the pooled vector of each text with that of the text before it in the batch (Guo et al., 2019).
+
+    Args:
+        pooled: One vector for each text (B, D).
+        targets: Their labels (B).
+        alpha: The parameter of the beta distribution of the weights.
+
+    Returns:
+        The mixed vectors (B, D), the labels of the other texts (B), and the weights of the own texts (B). A text
+        whose neighbour is padding stays as it is.
+    """
+    partner, partner_targets = pooled.roll(1, dims=0), targets.roll(1, dims=0)
+    concentration = torch.full((len(targets), 2), alpha, device=pooled.device)
+    weights = torch._sample_dirichlet(concentration)[:, 0].to(pooled.dtype)
+    weights = torch.where((partner_targets == IGNORE_INDEX) | (targets == IGNORE_INDEX), 1.0, weights)
+    return torch.lerp(partner, pooled, weights[:, None]), partner_targets, weights
+
+
+def mixup_loss(
+    logits: Tensor, targets: Tensor, partner_targets: Tensor, weights: Tensor, smoothing: float
+) -> Tensor:
+    """Return the weighted cross-entropy of both labels of each mixed text, summed."""
+    losses = [
+        F.cross_entropy(
+            logits.float(), labels, ignore_index=IGNORE_INDEX, label_smoothing=smoothing, reduction="none"
+        )
+        for labels in (targets, partner_targets)
+    ]
+    return (weights * losses[0] + (1 - weights) * losses[1]).sum()
 
 
 def distillation_loss(logits: Tensor, teacher_logits: Tensor, targets: Tensor, config: TrainConfig) -> Tensor:

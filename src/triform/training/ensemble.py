@@ -90,7 +90,9 @@ def must_train_alone(config: TrainConfig) -> bool:
     partly_frozen = config.freeze_layers >= 0 or config.layer_decay < 1 or config.lora_rank
     is_averaged = config.ema_decay or config.swa_fraction
     is_pretraining = config.objective != "auto"
-    return bool(is_averaged or is_pretraining or config.r_drop or config.distill_from or partly_frozen)
+    return bool(
+        is_averaged or is_pretraining or config.r_drop or config.mixup or config.distill_from or partly_frozen
+    )
 
 
 class EnsembleMember(Trainer):
