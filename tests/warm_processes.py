@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,18 @@ IMPORTED = [
 ]  # fmt: skip
 
 
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
 def process_context() -> ForkServerContext:
     """Return the context whose processes have imported torch and Triform."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)  # of no effect if the server runs, which has the same modules
+    hidden = {name: os.environ.pop(name) for name in RANK_VARIABLES if name in os.environ}
+    try:
+        ensure_running()  # the server and its processes keep the environment of this moment
+    finally:
+        os.environ.update(hidden)
     return context
 
 
@@ -39,7 +48,8 @@ def start_process(
     log_file: Path | None = None,
 ) -> ForkServerProcess:
     """Start `target(*arguments)`, with more environment variables and with its output at the end of a file."""
-    process = process_context().Process(target=_run, args=(target, arguments, environment or {}, log_file))
+    variables = dict(os.environ) | dict(environment or {})
+    process = process_context().Process(target=_run, args=(target, arguments, variables, log_file))
     process.start()
     return process
 
@@ -120,6 +130,7 @@ def _run(
 ) -> None:
     import torch
 
+    os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)
     if log_file is not None:
