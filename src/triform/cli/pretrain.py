@@ -64,8 +64,8 @@ def pretrain(
 ) -> None:
     """Train a model on your own text without labels.
 
-    A model that starts from the run with triform train --from takes over its vocabulary and its weights, and needs
-    fewer labelled examples. Labels in the files are ignored.
+    A model that starts from the run with triform train --from takes over its vocabulary and its weights. Labels in
+    the files are ignored.
 
     Examples:
         triform pretrain --data story.txt --out runs/texts
