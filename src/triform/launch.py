@@ -190,10 +190,9 @@ def estimate(
     options = options or RunOptions()
     requested = resolve_settings(task, preset, config, flatten_settings(settings))
     with TemporaryDirectory() as path:
-        folder = RunFolder(Path(path))
+        folder, device = RunFolder(Path(path)), resolve_device(options.device)
         full_config = build_config(apply_base(requested, verify=options.verify))
-        device = resolve_device(options.device)
-        prepared = prepare_data_and_model(full_config, folder, device, resume=False, given=requested)
+        prepared = prepare_data_and_model(full_config, folder, device, resume=False, user_settings=requested)
         return estimate_training(prepared, folder)
 
 
@@ -203,7 +202,9 @@ def _train(
     """Train in a locked folder, from the start or from where the stored run stopped."""
     try:
         config = stored or run_in_order(lambda: build_config(apply_base(requested, verify=options.verify)))
-        trainer, setup_notices = build_trainer(config, folder, options, resume=stored is not None, given=requested)
+        trainer, setup_notices = build_trainer(
+            config, folder, options, resume=bool(stored), user_settings=requested
+        )
     except (ConfigError, DataError):
         folder.discard_if_unused()
         raise
@@ -247,7 +248,7 @@ def write_untrained_run(requested: Settings, options: RunOptions) -> None:
     folder = RunFolder(Path(options.out), verify=options.verify)
     with claim_run_folder(folder, requested, resume=False, overwrite=True) as (_, notices):
         config = build_config(apply_base(requested, verify=options.verify))
-        trainer, setup_notices = build_trainer(config, folder, options, resume=False, given=requested)
+        trainer, setup_notices = build_trainer(config, folder, options, resume=False, user_settings=requested)
         trainer.skip_training()
         log_start(trainer, (*notices, *setup_notices), options)
         trainer.fit()
@@ -270,7 +271,7 @@ def fit_with_oom_retry(trainer: Trainer, options: RunOptions) -> Trainer:
             raise out_of_memory_error(trainer.task, device, memory) from None
     config, notice = halve_batch(trainer.task.config)
     trainer.release_memory()
-    trainer, notices = build_trainer(config, trainer.folder, options, resume=False, given=())
+    trainer, notices = build_trainer(config, trainer.folder, options, resume=False, user_settings=())
     log_start(trainer, (*notices, notice), options)
     return fit_with_oom_retry(trainer, options)
 
@@ -319,12 +320,13 @@ def share_out_folder(requested: Settings, options: RunOptions) -> RunOptions:
 
 
 def build_trainer(
-    config: Config, folder: RunFolder, options: RunOptions, *, resume: bool, given: Collection[str]
+    config: Config, folder: RunFolder, options: RunOptions, *, resume: bool, user_settings: Collection[str]
 ) -> tuple[Trainer, Sequence[str]]:
     """Read the data and build the model. Return a trainer at the step where the run stopped, and notices."""
     is_main = current_world().is_main
     folder_notices = run_in_order(lambda: folder.prepare_resume() if resume and is_main else ())
-    prepared = prepare_data_and_model(config, folder, resolve_device(options.device), resume=resume, given=given)
+    device = resolve_device(options.device)
+    prepared = prepare_data_and_model(config, folder, device, resume=resume, user_settings=user_settings)
     trainer = initialise_trainer(
         prepared,
         folder,

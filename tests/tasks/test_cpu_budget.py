@@ -79,7 +79,7 @@ def test_a_language_model_needs_dropout_only_if_it_sees_its_text_several_times()
 
 
 @pytest.mark.parametrize(
-    "given",
+    "user_settings",
     [
         {"model.dropout": 0.1},
         {"train.optimizer": "adamw"},
@@ -90,11 +90,11 @@ def test_a_language_model_needs_dropout_only_if_it_sees_its_text_several_times()
         {"model.d_model": 96},
         {"model.n_layers": 1, "model.n_heads": 3},
     ],
-    ids=lambda given: "-".join(given),
+    ids=lambda user_settings: "-".join(user_settings),
 )
-def test_settings_of_the_user_are_kept(given: dict[str, Any]) -> None:
-    config = flatten_config(resolve(GENERATE | given, 10 * MILLION)[0])
-    assert {name: config[name] for name in given} == given
+def test_settings_of_the_user_are_kept(user_settings: dict[str, Any]) -> None:
+    config = flatten_config(resolve(GENERATE | user_settings, 10 * MILLION)[0])
+    assert {name: config[name] for name in user_settings} == user_settings
     assert config["train.max_steps"]
 
 

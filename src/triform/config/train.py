@@ -118,7 +118,9 @@ class TrainConfig:
         "as many steps as take about 5 and 10 minutes on two ordinary cores, at most 15 and 20 epochs. The steps, "
         "the model, the vocabulary and the batches are chosen to fit a fixed number of operations, so they do not "
         "depend on the machine: width 128 with 4 layers (generate) or 2 (translate), and no model.dropout for "
-        "generate below 3 epochs. Recurrent models, pretraining, --from and distillation have no budget.",
+        "generate below 3 epochs. Recurrent models, pretraining, --from and distillation have no budget. "
+        "For classify without a size of the model, 8 epochs, but at least 300 steps; one layer, its regularisation "
+        "and the batches are chosen with it.",
         details="Set either this or train.epochs.",
     )
     epochs: float = setting(

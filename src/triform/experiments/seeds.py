@@ -181,7 +181,7 @@ def _train_unfinished(
                 options,
                 seed_options,
                 ensemble=ensemble,
-                given=requested,
+                user_settings=requested,
             )
     except KeyboardInterrupt:
         for folder in folders:
@@ -212,7 +212,7 @@ def _train_group(
     seed_options: str,
     *,
     ensemble: bool,
-    given: Collection[str],
+    user_settings: Collection[str],
 ) -> None:
     """Train runs that share all settings except the seed. A seed that is added later uses the stored settings."""
     device = resolve_device(options.device)
@@ -224,7 +224,7 @@ def _train_group(
     ]
     try:
         prepared = prepare_data_and_model(
-            config, lead_run.folder, device, resume=lead_run.stored_config is not None, given=given
+            config, lead_run.folder, device, resume=lead_run.stored_config is not None, user_settings=user_settings
         )
         prepared = replace(prepared, notices=(*notices, *prepared.notices))
     except (ConfigError, DataError):

@@ -69,13 +69,13 @@ class CpuBudget:
     """The budget of a training run on a CPU.
 
     Args:
-        given: The names of the settings that the user has given.
+        user_settings: The names of the settings that the user has given.
     """
 
-    given: Collection[str]
+    user_settings: Collection[str]
 
     @classmethod
-    def choose(cls, config: Config, given: Collection[str], device_type: str) -> CpuBudget | None:
+    def choose(cls, config: Config, user_settings: Collection[str], device_type: str) -> CpuBudget | None:
         """Return the budget of a run; None if its length does not depend on one."""
         train = config.train
         has_length = bool(train.max_steps or train.epochs)
@@ -83,9 +83,9 @@ class CpuBudget:
         is_plain = is_plain and not config.model.is_recurrent
         if device_type != "cpu" or config.task not in BUDGETS or has_length or not is_plain:
             return None
-        return cls(given)
+        return cls(user_settings)
 
-    def limit_vocabulary(self, config: Config) -> Config:
+    def choose_tokenizer(self, config: Config) -> Config:
         """Return settings with a small automatic vocabulary: the output layer costs as much as several others."""
         return self._with_unset(config, {"tokenizer.max_vocab_size": BUDGETS[config.task].max_vocab_size})
 
@@ -127,7 +127,9 @@ class CpuBudget:
 
     def _with_unset(self, config: Config, defaults: Settings) -> Config:
         """Return the settings with defaults for those that the user has not given."""
-        return build_config({name: value for name, value in defaults.items() if name not in self.given}, config)
+        return build_config(
+            {name: value for name, value in defaults.items() if name not in self.user_settings}, config
+        )
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from triform.config.settings import build_config
 from triform.generation.engine import Engine
 from triform.io.run_layout import TOKENS_FOLDER
 from triform.tasks.batch import Dataset
+from triform.tasks.classifier_defaults import ClassifierDefaults
 from triform.tasks.cpu_budget import CpuBudget
 from triform.tasks.data import TaskData
 from triform.tasks.defaults import resolve_defaults, resolve_tokenizer_kind
@@ -122,7 +123,12 @@ class Task(ABC):
 
     @classmethod
     def prepare(
-        cls, config: Config, folder: Path, *, resume: bool = False, budget: CpuBudget | None = None
+        cls,
+        config: Config,
+        folder: Path,
+        *,
+        resume: bool = False,
+        defaults: CpuBudget | ClassifierDefaults | None = None,
     ) -> PreparedTask:
         """Read the data, train tokenizers, resolve automatic settings and build the model.
 
@@ -132,7 +138,7 @@ class Task(ABC):
             config: Settings, some of which may be automatic.
             folder: The run folder.
             resume: Use the tokenizers of the run folder instead of training new ones.
-            budget: On a CPU, the budget that the size of the model and the number of steps are chosen for.
+            defaults: How to choose settings that the user has left open; None: as for any model.
 
         The main one of several processes must call this method before the others, which load its tokenizers.
 
@@ -145,8 +151,8 @@ class Task(ABC):
         cache = data.open_cache(folder, notices)
         data, n_characters = data.scan(cache)
         data = replace(data, config=resolve_tokenizer_kind(data.config, sum(n_characters)))
-        if budget is not None:
-            data = replace(data, config=budget.limit_vocabulary(data.config))
+        if defaults is not None:
+            data = replace(data, config=defaults.choose_tokenizer(data.config))
         if resume or not current_world().is_main:
             tokenizers = load_tokenizers(data.config, folder if resume else folder / TOKENS_FOLDER)
         else:
@@ -159,10 +165,10 @@ class Task(ABC):
         n_versions = len(versions[0])
         config, n_tokens = data.config, encoded.n_tokens // n_versions
         settings = data.settings_from(encoded, tokenizers)
-        if budget is not None:
+        if defaults is not None:
             n_rows = sum(map(len, encoded.stores)) // n_versions
-            config, notice = budget.resolve(build_config(settings, config), n_tokens, n_rows)
-            notices.append(notice)
+            config, notice = defaults.resolve(build_config(settings, config), n_tokens, n_rows)
+            notices += [notice] if notice else []
         task = cls(resolve_defaults(config, n_tokens, settings), *tokenizers)
         notices += task.data.describe(encoded, n_versions)
         train = task.data.build_training_dataset(encoded, notices, n_versions)

@@ -24,6 +24,7 @@ from triform.formatting import print_message
 from triform.io.run_layout import DATA_FOLDER
 from triform.tasks import PreparedTask, choose_task
 from triform.tasks.batch import BucketedDataset
+from triform.tasks.classifier_defaults import ClassifierDefaults
 from triform.tasks.cpu_budget import CpuBudget
 from triform.training.callbacks import Callback, MetricsFile
 from triform.training.display import ProgressDisplay
@@ -42,18 +43,18 @@ TrainerT = TypeVar("TrainerT", bound=Trainer)
 
 
 def prepare_data_and_model(
-    config: Config, folder: RunFolder, device: torch.device, *, resume: bool, given: Collection[str]
+    config: Config, folder: RunFolder, device: torch.device, *, resume: bool, user_settings: Collection[str]
 ) -> PreparedTask:
     """Read the data and move the model to its device. A new run is also adapted to its memory and time budget.
 
-    `given` are the settings that the user has given; on a CPU, some others are chosen to fit a budget.
+    `user_settings` are the settings that the user has given; see `choose_defaults` for the others.
 
     Of several processes, the main one reads the data first, and the others use the files that it writes.
     """
 
     def prepare() -> PreparedTask:
-        budget = None if resume else CpuBudget.choose(config, given, device.type)
-        prepared = choose_task(config).prepare(config, folder.path, resume=resume, budget=budget)
+        defaults = None if resume else choose_defaults(config, user_settings, device)
+        prepared = choose_task(config).prepare(config, folder.path, resume=resume, defaults=defaults)
         notices = load_initial_weights(prepared.task, folder, resume=resume)
         load_teacher(prepared.task, device, verify=folder.verify)
         require_training_memory(prepared.task, device)
@@ -66,6 +67,13 @@ def prepare_data_and_model(
     prepared = use_config_of_main(prepared.with_config(*fit_batch_to_memory(prepared.task, device)))
     prepared.task.model.to(device)
     return use_config_of_main(prepared.with_config(*fit_steps_to_budget(prepared, folder)))
+
+
+def choose_defaults(
+    config: Config, user_settings: Collection[str], device: torch.device
+) -> CpuBudget | ClassifierDefaults | None:
+    """Return how settings are chosen that the user has not given; None: from the amount of data alone."""
+    return CpuBudget.choose(config, user_settings, device.type) or ClassifierDefaults.choose(config, user_settings)
 
 
 def use_config_of_main(prepared: PreparedTask) -> PreparedTask:

@@ -1,0 +1,90 @@
+"""Defaults for classifiers: one layer with strong regularisation, and enough steps for small data.
+
+Labelled data is mostly small, and a deeper model overfits it or takes too few steps. A user who sets the size of
+the model or the length of training has chosen another model, and nothing here applies then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from triform.config import Config
+from triform.config.settings import Settings, build_config
+
+MILLION = 1_000_000
+MAX_TOKENS = 50 * MILLION  # with more text, a deeper model learns more
+CHOICES_OF_THE_USER = ("model.d_model", "model.n_layers", "model.n_heads", "train.max_steps", "train.epochs")
+R_DROP = 3.0  # for fewer rows than MIN_SELECTION_ROWS
+R_DROP_ALTERNATIVES = ("model.dropout", "train.mixup")  # R-Drop needs dropout, and is not combined with mixup
+MIN_STEPS = 300  # small data is read again and again
+MIN_SELECTION_ROWS = 2_000  # a tenth of fewer rows is too little to choose between the weights of several steps
+
+
+@dataclass(frozen=True)
+class ClassifierDefaults:
+    """The default settings of a classifier.
+
+    Args:
+        user_settings: The names of the settings that the user has given.
+    """
+
+    user_settings: Collection[str]
+
+    @classmethod
+    def choose(cls, config: Config, user_settings: Collection[str]) -> ClassifierDefaults | None:
+        """Return the defaults for a run; None if the user has chosen a model or the length of training."""
+        has_other_start = bool(config.train.init_from or config.train.embeddings or config.train.distill_from)
+        is_chosen = any(name in user_settings for name in CHOICES_OF_THE_USER) or config.model.is_recurrent
+        return cls(user_settings) if config.predicts_labels and not has_other_start and not is_chosen else None
+
+    def choose_tokenizer(self, config: Config) -> Config:
+        """Return settings that convert words to lower case: few examples are not enough to learn them twice."""
+        is_automatic = config.tokenizer.kind == "word" and "tokenizer.kind" not in self.user_settings
+        return self._with_unset(config, {"tokenizer.lowercase": True} if is_automatic else {})
+
+    def resolve(self, config: Config, n_tokens: int, n_rows: int) -> tuple[Config, str]:
+        """Choose the model, its regularisation, the batches and the number of steps.
+
+        Args:
+            config: The settings, with those that the data determines.
+            n_tokens: The number of training tokens.
+            n_rows: The number of texts that they form.
+
+        Returns:
+            The settings, and a notice that says what was chosen.
+        """
+        if n_tokens > MAX_TOKENS:
+            return config, ""
+        batch_size = 32 if n_rows < 10_000 else 64
+        n_steps = max(MIN_STEPS, (8 if n_tokens < MILLION else 4) * n_rows // batch_size)
+        settings: Settings = {
+            "model.d_model": 64,
+            "model.n_layers": 1,
+            "model.n_heads": 4,
+            "model.d_ff": 64,
+            "model.positions": "none",
+            "model.dropout": 0.5,
+            "train.lr": 5e-3,
+            "train.weight_decay": 0.1,
+            "train.label_smoothing": 0.1,
+            "train.max_steps": n_steps,
+        }
+        if n_rows < MIN_SELECTION_ROWS:
+            settings["train.eval_every"] = n_steps
+        if n_rows < MIN_SELECTION_ROWS and not any(name in self.user_settings for name in R_DROP_ALTERNATIVES):
+            settings["train.r_drop"] = R_DROP
+        if "train.batch_tokens" not in self.user_settings:
+            settings["train.batch_size"] = batch_size
+        config = self._with_unset(config, settings)
+        length = f"{n_steps} steps ({n_steps * batch_size / n_rows:.2g} epochs)"
+        return (
+            config,
+            f"chosen for {n_rows:,} texts: 1 layer of width 64, dropout {config.model.dropout:g}, {length}",
+        )
+
+    def _with_unset(self, config: Config, defaults: Settings) -> Config:
+        """Return the settings with defaults for those that the user has not given."""
+        return build_config(
+            {name: value for name, value in defaults.items() if name not in self.user_settings}, config
+        )
