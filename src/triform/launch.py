@@ -202,15 +202,13 @@ def _train(
     """Train in a locked folder, from the start or from where the stored run stopped."""
     try:
         config = stored or run_in_order(lambda: build_config(apply_base(requested, verify=options.verify)))
-        trainer, setup_notices = build_trainer(
-            config, folder, options, resume=bool(stored), user_settings=requested
-        )
+        trainer, new_notices = build_trainer(config, folder, options, resume=bool(stored), user_settings=requested)
     except (ConfigError, DataError):
         folder.discard_if_unused()
         raise
     remember("started", str(folder.path))
     if is_main := current_world().is_main:
-        log_start(trainer, (*notices, *setup_notices), options)
+        log_start(trainer, (*notices, *new_notices), options)
     with start_baseline_job(trainer, enabled=is_main and not options.quiet) as baseline_job:
         try:
             trainer = fit_with_oom_retry(trainer, options)
@@ -248,9 +246,9 @@ def write_untrained_run(requested: Settings, options: RunOptions) -> None:
     folder = RunFolder(Path(options.out), verify=options.verify)
     with claim_run_folder(folder, requested, resume=False, overwrite=True) as (_, notices):
         config = build_config(apply_base(requested, verify=options.verify))
-        trainer, setup_notices = build_trainer(config, folder, options, resume=False, user_settings=requested)
+        trainer, new_notices = build_trainer(config, folder, options, resume=False, user_settings=requested)
         trainer.skip_training()
-        log_start(trainer, (*notices, *setup_notices), options)
+        log_start(trainer, (*notices, *new_notices), options)
         trainer.fit()
         finish_run(trainer)
         folder.delete_tokens()
