@@ -79,8 +79,8 @@ def test_only_words_that_were_chosen_automatically_become_lower_case(kind: str) 
     settings: Settings = {} if kind == "auto" else {"tokenizer.kind": kind}
     defaults = ClassifierDefaults.choose(build_config({"task": "classify", **settings}), settings)
     assert defaults is not None
-    chosen = build_config({"task": "classify", "tokenizer.kind": "word" if kind == "auto" else kind})
-    assert defaults.choose_tokenizer(chosen).tokenizer.lowercase == (kind == "auto")
+    config = build_config({"task": "classify", "tokenizer.kind": "word" if kind == "auto" else kind})
+    assert defaults.choose_tokenizer(config).tokenizer.lowercase == (kind == "auto")
 
 
 def test_a_few_rows_are_learned_with_these_settings(tmp_path: Path) -> None:
