@@ -318,7 +318,7 @@ def share_out_folder(requested: Settings, options: RunOptions) -> RunOptions:
 
 
 def build_trainer(
-    config: Config, folder: RunFolder, options: RunOptions, *, resume: bool, user_settings: Collection[str]
+    config: Config, folder: RunFolder, options: RunOptions, *, resume: bool, user_settings: Collection[str] = ()
 ) -> tuple[Trainer, Sequence[str]]:
     """Read the data and build the model. Return a trainer at the step where the run stopped, and notices."""
     is_main = current_world().is_main
