@@ -52,7 +52,11 @@ def set_up_task(out: Path, task: str = "classify", **settings: Any) -> tuple[Tas
     """A task before its first step, and what was said."""
     overrides = resolve_settings(task, "", None, flatten_settings({"model": MODEL, "train": {}} | settings))  # type: ignore[arg-type]
     trainer, notices = build_trainer(
-        build_config(apply_base(overrides)), RunFolder(out), RunOptions(device="cpu"), resume=False
+        build_config(apply_base(overrides)),
+        RunFolder(out),
+        RunOptions(device="cpu"),
+        resume=False,
+        user_settings=overrides,
     )
     return trainer.task, "\n".join(notices)
 
