@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Protocol, TextIO
 
+from triform.errors import TriformError
 from triform.formatting import print_message
 
 HANGUP = getattr(signal, "SIGHUP", None)  # not on Windows
@@ -102,7 +103,8 @@ def _installed_handlers(new_handler: Callable[[int, FrameType | None], None]) ->
     try:
         yield
     except Exception as error:
-        if interrupted:  # Python 3.11 raises a RuntimeError if a class is being made; a library may raise its own
+        # Python 3.11 raises a RuntimeError if a class is being made, and a library may raise its own error.
+        if interrupted and not isinstance(error, TriformError):
             raise KeyboardInterrupt from error
         raise
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -37,7 +37,7 @@ from triform.training.init_from import apply_base
 from triform.training.length import format_early_stopping_notice
 from triform.training.memory import free_memory, halve_batch, micro_batch_size, out_of_memory_error
 from triform.training.run_folder import RunFolder
-from triform.training.setup import initialise_trainer, prepare_data_and_model
+from triform.training.setup import UserSettings, initialise_trainer, prepare_data_and_model
 from triform.training.stopping import format_resume_command, interrupted_error, stopped_without_saving_error
 from triform.training.tracking import parse_trackers
 from triform.training.trainer import Trainer
@@ -269,7 +269,7 @@ def fit_with_oom_retry(trainer: Trainer, options: RunOptions) -> Trainer:
             raise out_of_memory_error(trainer.task, device, memory) from None
     config, notice = halve_batch(trainer.task.config)
     trainer.release_memory()
-    trainer, notices = build_trainer(config, trainer.folder, options, resume=False, user_settings=())
+    trainer, notices = build_trainer(config, trainer.folder, options, resume=False)
     log_start(trainer, (*notices, notice), options)
     return fit_with_oom_retry(trainer, options)
 
@@ -318,7 +318,7 @@ def share_out_folder(requested: Settings, options: RunOptions) -> RunOptions:
 
 
 def build_trainer(
-    config: Config, folder: RunFolder, options: RunOptions, *, resume: bool, user_settings: Collection[str] = ()
+    config: Config, folder: RunFolder, options: RunOptions, *, resume: bool, user_settings: UserSettings = None
 ) -> tuple[Trainer, Sequence[str]]:
     """Read the data and build the model. Return a trainer at the step where the run stopped, and notices."""
     is_main = current_world().is_main

@@ -8,8 +8,9 @@ import pytest
 
 from triform.config import Config
 from triform.config.settings import Settings, build_config
-from triform.launch import train
+from triform.launch import RunOptions, build_trainer, train
 from triform.tasks.classifier_defaults import MAX_TOKENS, MIN_SELECTION_ROWS, MIN_STEPS, ClassifierDefaults
+from triform.training.run_folder import RunFolder
 
 
 def resolve(settings: Settings, n_tokens: int, n_rows: int) -> Config:
@@ -27,6 +28,7 @@ def resolve(settings: Settings, n_tokens: int, n_rows: int) -> Config:
         {"task": "generate"},
         {"model.d_model": 64},
         {"model.n_layers": 1},
+        {"model.layer_windows": (8, -1)},
         {"train.max_steps": 10},
         {"train.epochs": 2.0},
         {"train.init_from": "runs/base"},
@@ -72,6 +74,37 @@ def test_settings_of_the_user_are_kept() -> None:
     assert (config.train.lr, config.train.r_drop) == (0.001, 0.0)
     assert resolve({"model.dropout": 0.0}, n_tokens=1_000, n_rows=100).train.r_drop == 0.0
     assert (config.train.batch_tokens, config.train.batch_size) == (512, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps_per_epoch"),
+    [
+        ({"train.batch_size": 8}, 625),
+        ({"train.batch_tokens": 120}, 500),
+        ({"train.grad_accumulation": 4}, 39.0625),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_the_number_of_epochs_does_not_depend_on_the_batches_of_the_user(
+    settings: Settings, steps_per_epoch: float
+) -> None:
+    assert resolve(settings, n_tokens=60_000, n_rows=5_000).train.max_steps == round(8 * steps_per_epoch)
+
+
+@pytest.mark.parametrize("name", ["data.valid", "train.patience", "train.schedule"])
+def test_a_user_who_wants_the_best_weights_gets_several_validations(name: str) -> None:
+    values: Settings = {"data.valid": "dev.csv", "train.patience": 3, "train.schedule": "plateau"}
+    assert resolve({name: values[name]}, n_tokens=1_000, n_rows=100).train.eval_every == 0
+
+
+def test_settings_that_a_run_has_stored_are_final(tmp_path: Path) -> None:
+    data = tmp_path / "films.csv"
+    data.write_text("text,label\n" + "a good film,pos\na bad film,neg\n" * 20, encoding="utf-8")
+    options = RunOptions(device="cpu", quiet=True)
+    model, steps = {"d_model": 8, "n_layers": 1, "n_heads": 1}, {"max_steps": 2, "baseline": False}
+    stored = train("classify", data=data, out=tmp_path / "run", options=options, model=model, train=steps).config
+    trainer, _ = build_trainer(stored, RunFolder(tmp_path / "other"), options, resume=False)
+    assert trainer.task.config == stored
 
 
 @pytest.mark.parametrize("kind", ["auto", "word", "bpe"])

@@ -116,3 +116,9 @@ def test_a_run_on_a_cpu_stores_what_was_chosen(tmp_path: Path, capfd: pytest.Cap
     config = load(tmp_path / "epochs", device="cpu").config
     assert (config.train.optimizer, config.train.max_steps, config.tokenizer.max_vocab_size) == ("adamw", 0, 16_384)
     assert "chosen for a CPU" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("settings", [{"model.n_kv_heads": 4}, {"model.layer_windows": (8, 8, 8, -1)}], ids=str)
+def test_sizes_that_the_settings_of_the_user_do_not_fit_are_not_tried(settings: Settings) -> None:
+    config, _ = resolve(GENERATE | settings, 10 * MILLION)
+    assert (config.model.n_layers, config.model.n_heads) == (4, 4)

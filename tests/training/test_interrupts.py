@@ -203,6 +203,18 @@ def test_an_interrupt_that_is_turned_into_another_exception_is_still_one() -> No
 
 
 @in_main_thread
+def test_the_message_of_an_interrupted_command_is_kept() -> None:
+    def interrupted_command() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise RunInterruptedError("interrupted: 2 of 5 parts are there") from None
+
+    with pytest.raises(RunInterruptedError, match="2 of 5 parts"), handle_signals(stream=io.StringIO()):
+        interrupted_command()
+
+
+@in_main_thread
 def test_a_hang_up_that_is_ignored_stays_ignored() -> None:
     trainer, before = FakeTrainer(), signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

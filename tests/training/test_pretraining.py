@@ -14,7 +14,7 @@ from same_runs import StoppedAfter, assert_same_run
 
 from triform.analysis.costs import Workload, estimate_costs
 from triform.analysis.parameters import count_parameters
-from triform.config.settings import build_config
+from triform.config.settings import Settings, build_config
 from triform.errors import ConfigError, DataError
 from triform.launch import train
 from triform.nn.loss import IGNORE_INDEX
@@ -158,6 +158,8 @@ def test_masks_of_a_text_are_filled_in(masked: Run) -> None:
     assert words[1] == prediction.alternatives[0].text
     many = ["the <mask>"] * 70
     assert len(masked.predict(many)) == 70
+    (prediction,) = masked.predict("the <mask>", top=100_000)
+    assert all(alternative.probability for alternative in prediction.alternatives), "no banned token is offered"
     with pytest.raises(DataError, match="has none"):
         masked.predict("the blue ship")
     with pytest.raises(DataError, match="reads has no <mask>"):
@@ -233,6 +235,25 @@ def test_further_files_are_trained_on_and_nothing_of_them_is_held_out(tmp_path: 
     assert "third" in scanned.config.data.labels, "a label that only a further file has is a label too"
 
 
+def test_encoded_texts_of_pretraining_are_not_mistaken_for_pairs() -> None:
+    settings_of_kinds: list[Settings] = [
+        {"data.source": "a", "data.target": "b"},
+        {"data.train": "a", "data.extra": ("b",)},
+        {"data.train": "a", "data.extra": ("b",), "train.objective": "denoise"},
+    ]
+    configs = [build_config({"task": "translate", **settings}) for settings in settings_of_kinds]
+    keys = [choose_task(config).choose_data_class(config)(config).cache_key for config in configs]
+    assert len({repr(key) for key in keys}) == 3
+
+
+def test_a_tag_does_not_make_a_pair_of_an_empty_source(tmp_path: Path) -> None:
+    (tmp_path / "extra.tsv").write_text("\tziel\nwal\tziel\n")
+    settings: Settings = {"task": "translate", "data.train": "pairs.tsv", "data.header": "no"}
+    settings |= {"data.extra": (str(tmp_path / "extra.tsv"),), "data.extra_tag": "back"}
+    data = choose_task(config := build_config(settings)).choose_data_class(config)(config)
+    assert [pair.source for pair in data.extra_examples()] == ["", "back wal"]
+
+
 def test_settings_that_make_no_sense_are_refused() -> None:
     for settings, problem in {
         ("generate", "train.objective=masked"): "applies to classify only, not to generate",
@@ -240,6 +261,8 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         ("classify", "train.objective=masked", "train.r_drop=1.0"): r"train\.r_drop cannot be combined",
         ("translate", "train.objective=denoise", "tokenizer.joint_vocab=false"): "leave out tokenizer.joint_vocab",
         ("translate", "train.objective=denoise", "data.source=a", "data.target=b"): "texts, not pairs",
+        ("translate", "train.objective=denoise", "data.valid_source=a", "data.valid_target=b"): "texts, not pairs",
+        ("classify", "train.objective=masked", "tokenizer.bpe_dropout=0.1"): "bpe_dropout cannot be combined",
         ("classify", "train.mask_rate=0"): "must be between 0.01 and 0.9",
         ("generate", "data.extra=a.txt"): "put the files into one folder",
         ("translate", "data.extra_tag=<BT>"): "add --extra-data",

@@ -55,7 +55,13 @@ def _validate_objective(config: Config) -> None:
         config.task == task,
         f"{objective} applies to {task} only, not to {config.task}; use triform pretrain --for {config.task}",
     )
-    require(not config.data.source, f"{objective} reads texts, not pairs; give one file with --data")
+    data = config.data
+    require(not data.source, f"{objective} reads texts, not pairs; give one file with --data")
+    require(not data.valid_source, f"{objective} reads texts, not pairs; give one file with --valid")
+    require(
+        train.objective != "masked" or not config.tokenizer.bpe_dropout,
+        f"tokenizer.bpe_dropout cannot be combined with {objective}; leave it out",
+    )
     require(
         config.tokenizer.joint_vocab,
         f"{objective} reads and writes the same texts; leave out tokenizer.joint_vocab=false",

@@ -58,8 +58,8 @@ class ModelConfig:
     d_model: int = setting(
         0,
         "The width of the model: the length of the vector that represents each token.",
-        auto="128 up to 5 million training tokens, 256 up to 50 million, 512 above; see train.max_steps for a CPU. "
-        "With train.embeddings, the length of the word vectors.",
+        auto="128 up to 5 million training tokens, 256 up to 50 million, 512 above; see train.max_steps for "
+        "classify and for a CPU. With train.embeddings, the length of the word vectors.",
         details="It must be divisible by model.n_heads.",
     )
     d_ff: int = setting(
@@ -73,7 +73,7 @@ class ModelConfig:
         0,
         "The number of layers; an encoder-decoder has this number in each of its two stacks.",
         auto="2 up to 5 million training tokens, 4 up to 50 million, 6 above; at most 3 in recurrent models. See "
-        "train.max_steps for a CPU.",
+        "train.max_steps for classify and for a CPU.",
     )
     n_heads: int = setting(
         0,

@@ -46,7 +46,8 @@ class TrainConfig:
         0.0,
         "The peak learning rate.",
         auto="2e-3 up to model.d_model=128, 1e-3 up to 256, 5e-4 above. With --from a tenth of that, unless LoRA "
-        "is used. Within the budget of a CPU (train.max_steps), twice that for `muon`.",
+        "is used. Within the budget of a CPU (train.max_steps), twice that for `muon`. For classify, see "
+        "train.max_steps.",
     )
     betas: tuple[float, ...] = setting(
         (0.9, 0.98),
@@ -90,8 +91,8 @@ class TrainConfig:
         0,
         "The number of examples in a batch; for generate, the number of windows of data.max_len tokens.",
         auto="For generate, a number of tokens divided by data.max_len: 1,024 below 1 million training tokens, "
-        "4,096 below 20 million, else 16,384; 1,024 within the budget of a CPU (train.max_steps). The other tasks "
-        "use train.batch_tokens instead.",
+        "4,096 below 20 million, else 16,384; 1,024 within the budget of a CPU (train.max_steps). For classify, "
+        "see train.max_steps; otherwise, train.batch_tokens is used instead.",
         details="Set either this or train.batch_tokens.",
     )
     batch_tokens: int = setting(
@@ -118,9 +119,11 @@ class TrainConfig:
         "as many steps as take about 5 and 10 minutes on two ordinary cores, at most 15 and 20 epochs. The steps, "
         "the model, the vocabulary and the batches are chosen to fit a fixed number of operations, so they do not "
         "depend on the machine: width 128 with 4 layers (generate) or 2 (translate), and no model.dropout for "
-        "generate below 3 epochs. Recurrent models, pretraining, --from and distillation have no budget. "
-        "For classify without a size of the model, 8 epochs, but at least 300 steps; one layer, its regularisation "
-        "and the batches are chosen with it.",
+        "generate below 3 epochs. Recurrent models, masked and denoising pretraining, --from and distillation have "
+        "no budget. For classify without a size of the model and train.epochs, 8 epochs (4 from 1 million training "
+        "tokens on), but at least 300 steps. The rest is chosen with it: one layer of width 64 without positions, "
+        "model.dropout=0.5, train.lr=5e-3, train.weight_decay=0.1, train.label_smoothing=0.1, train.batch_size=32 "
+        "(64 from 10,000 texts on), lower-case words, and below 2,000 texts train.r_drop=3 and one validation.",
         details="Set either this or train.epochs.",
     )
     epochs: float = setting(
@@ -247,7 +250,8 @@ class TrainConfig:
     eval_every: int | Literal["epoch"] = setting(
         0,
         "The number of steps between validations, or `epoch` for one after every epoch.",
-        auto="A tenth of all steps, at most 1,000; a sixth within the budget of a CPU (train.max_steps).",
+        auto="A tenth of all steps, at most 1,000; a sixth within the budget of a CPU. For small data of classify, "
+        "see train.max_steps.",
     )
     eval_train: int = setting(
         0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,7 +37,7 @@ from triform.training.ensemble import Ensemble, EnsembleMember, load_if_stackabl
 from triform.training.init_from import apply_base, load_initial_weights
 from triform.training.length import format_early_stopping_notice
 from triform.training.run_folder import RunFolder
-from triform.training.setup import build_display, initialise_trainer, prepare_data_and_model
+from triform.training.setup import UserSettings, build_display, initialise_trainer, prepare_data_and_model
 from triform.training.stopping import format_resume_command, interrupted_error, stopped_without_saving_error
 from triform.training.trainer import Trainer
 
@@ -181,7 +181,7 @@ def _train_unfinished(
                 options,
                 seed_options,
                 ensemble=ensemble,
-                user_settings=requested,
+                user_settings=None if stored else requested,  # stored settings are final
             )
     except KeyboardInterrupt:
         for folder in folders:
@@ -212,7 +212,7 @@ def _train_group(
     seed_options: str,
     *,
     ensemble: bool,
-    user_settings: Collection[str],
+    user_settings: UserSettings,
 ) -> None:
     """Train runs that share all settings except the seed. A seed that is added later uses the stored settings."""
     device = resolve_device(options.device)

@@ -42,10 +42,12 @@ def use_compiler_cache() -> Path | None:
     """
     if any(os.environ.get(name) == value for name, value in COMPILER_CACHE_DISABLED.items()):
         return None
-    folder = Path(os.environ.get(COMPILER_CACHE_VARIABLE) or compiler_folder())
     try:
+        folder = Path(os.environ.get(COMPILER_CACHE_VARIABLE) or compiler_folder())
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
+        return None
+    if not os.access(folder, os.W_OK):
         return None
     os.environ[COMPILER_CACHE_VARIABLE] = str(folder)  # torch reads it when it compiles
     return folder

@@ -166,7 +166,11 @@ def open_ctranslate2(task: Task, precision: Precision) -> CTranslate2Engine:
     import_ctranslate2()
     name = f"ctranslate2-{conversion_digest(task)}"
     try:
-        return _open_cached(engines_folder(), name, task, COMPUTE_TYPES[precision])
+        try:
+            cache = engines_folder()
+        except RuntimeError as error:  # the user has no home folder
+            raise OSError(str(error)) from None
+        return _open_cached(cache, name, task, COMPUTE_TYPES[precision])
     except OSError:  # the cache cannot be written
         try:
             with tempfile.TemporaryDirectory() as folder:

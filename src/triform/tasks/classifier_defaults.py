@@ -10,11 +10,20 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from triform.config import Config
-from triform.config.settings import Settings, build_config
+from triform.config.settings import Settings
+from triform.tasks.defaults import with_unset
 
 MILLION = 1_000_000
 MAX_TOKENS = 50 * MILLION  # with more text, a deeper model learns more
-CHOICES_OF_THE_USER = ("model.d_model", "model.n_layers", "model.n_heads", "train.max_steps", "train.epochs")
+CHOICES_OF_THE_USER = (
+    *("model.d_model", "model.n_layers", "model.n_heads", "model.layer_windows"),
+    *("train.max_steps", "train.epochs"),
+)
+SELECTION_SETTINGS = (
+    "data.valid",
+    "train.patience",
+    "train.schedule",
+)  # a user who sets one wants several validations
 R_DROP = 3.0  # for fewer rows than MIN_SELECTION_ROWS
 R_DROP_ALTERNATIVES = ("model.dropout", "train.mixup")  # R-Drop needs dropout, and is not combined with mixup
 MIN_STEPS = 300  # small data is read again and again
@@ -35,13 +44,17 @@ class ClassifierDefaults:
     def choose(cls, config: Config, user_settings: Collection[str]) -> ClassifierDefaults | None:
         """Return the defaults for a run; None if the user has chosen a model or the length of training."""
         has_other_start = bool(config.train.init_from or config.train.embeddings or config.train.distill_from)
-        is_chosen = any(name in user_settings for name in CHOICES_OF_THE_USER) or config.model.is_recurrent
-        return cls(user_settings) if config.predicts_labels and not has_other_start and not is_chosen else None
+        defaults, is_recurrent = cls(user_settings), config.model.is_recurrent
+        is_chosen = has_other_start or is_recurrent or defaults._gives_one_of(CHOICES_OF_THE_USER)
+        return defaults if config.predicts_labels and not is_chosen else None
 
     def choose_tokenizer(self, config: Config) -> Config:
         """Return settings that convert words to lower case: few examples are not enough to learn them twice."""
-        is_automatic = config.tokenizer.kind == "word" and "tokenizer.kind" not in self.user_settings
-        return self._with_unset(config, {"tokenizer.lowercase": True} if is_automatic else {})
+        is_chosen = "tokenizer.kind" in self.user_settings or config.tokenizer.file
+        settings: Settings = (
+            {"tokenizer.lowercase": True} if config.tokenizer.kind == "word" and not is_chosen else {}
+        )
+        return with_unset(config, settings, self.user_settings)
 
     def resolve(self, config: Config, n_tokens: int, n_rows: int) -> tuple[Config, str]:
         """Choose the model, its regularisation, the batches and the number of steps.
@@ -56,8 +69,10 @@ class ClassifierDefaults:
         """
         if n_tokens > MAX_TOKENS:
             return config, ""
-        batch_size = 32 if n_rows < 10_000 else 64
-        n_steps = max(MIN_STEPS, (8 if n_tokens < MILLION else 4) * n_rows // batch_size)
+        train, batch_size = config.train, 32 if n_rows < 10_000 else 64
+        step_rows = train.batch_size or train.batch_tokens * n_rows // n_tokens or batch_size
+        steps_per_epoch = n_rows / (step_rows * train.grad_accumulation)
+        n_steps = max(MIN_STEPS, round((8 if n_tokens < MILLION else 4) * steps_per_epoch))
         settings: Settings = {
             "model.d_model": 64,
             "model.n_layers": 1,
@@ -70,21 +85,18 @@ class ClassifierDefaults:
             "train.label_smoothing": 0.1,
             "train.max_steps": n_steps,
         }
-        if n_rows < MIN_SELECTION_ROWS:
+        if n_rows < MIN_SELECTION_ROWS and not self._gives_one_of(SELECTION_SETTINGS):
             settings["train.eval_every"] = n_steps
-        if n_rows < MIN_SELECTION_ROWS and not any(name in self.user_settings for name in R_DROP_ALTERNATIVES):
+        if n_rows < MIN_SELECTION_ROWS and not self._gives_one_of(R_DROP_ALTERNATIVES):
             settings["train.r_drop"] = R_DROP
         if "train.batch_tokens" not in self.user_settings:
             settings["train.batch_size"] = batch_size
-        config = self._with_unset(config, settings)
-        length = f"{n_steps} steps ({n_steps * batch_size / n_rows:.2g} epochs)"
+        config = with_unset(config, settings, self.user_settings)
+        length = f"{n_steps} steps ({n_steps / steps_per_epoch:.2g} epochs)"
         return (
             config,
             f"chosen for {n_rows:,} texts: 1 layer of width 64, dropout {config.model.dropout:g}, {length}",
         )
 
-    def _with_unset(self, config: Config, defaults: Settings) -> Config:
-        """Return the settings with defaults for those that the user has not given."""
-        return build_config(
-            {name: value for name, value in defaults.items() if name not in self.user_settings}, config
-        )
+    def _gives_one_of(self, names: Collection[str]) -> bool:
+        return any(name in self.user_settings for name in names)

@@ -14,7 +14,7 @@ from triform.analysis.capacity import training_flops_per_token
 from triform.config import Config, DataSizes, TaskName
 from triform.config.settings import Settings, build_config
 from triform.formatting import format_duration
-from triform.tasks.defaults import default_lr, with_model_defaults
+from triform.tasks.defaults import default_lr, with_model_defaults, with_unset
 from triform.world import current_world
 
 FLOPS_PER_SECOND = 60e9  # of two cores that train a small model
@@ -87,7 +87,9 @@ class CpuBudget:
 
     def choose_tokenizer(self, config: Config) -> Config:
         """Return settings with a small automatic vocabulary: the output layer costs as much as several others."""
-        return self._with_unset(config, {"tokenizer.max_vocab_size": BUDGETS[config.task].max_vocab_size})
+        return with_unset(
+            config, {"tokenizer.max_vocab_size": BUDGETS[config.task].max_vocab_size}, self.user_settings
+        )
 
     def resolve(self, config: Config, n_tokens: int, n_rows: int) -> tuple[Config, str]:
         """Choose the size of the model, the batches, the optimizer and the number of steps.
@@ -103,7 +105,7 @@ class CpuBudget:
         budget, train = BUDGETS[config.task], config.train
         is_alone = current_world().size == 1 and train.parallel != "fsdp"  # Muon needs whole matrices
         if config.task == "generate" and is_alone:
-            config = self._with_unset(config, {"train.optimizer": "muon"})
+            config = with_unset(config, {"train.optimizer": "muon"}, self.user_settings)
         if not train.batch_size and not train.batch_tokens:
             config = build_config(_batch_settings(config, budget.batch_tokens), config)
         flops = 60 * (train.max_minutes or budget.minutes) * FLOPS_PER_SECOND
@@ -122,14 +124,8 @@ class CpuBudget:
             settings["train.lr"] = MUON_LR_FACTOR * default_lr(plan.config.model.d_model)
         config = build_config(settings, plan.config)
         if config.task == "generate" and steps < MIN_DROPOUT_EPOCHS * plan.steps_per_epoch and not train.r_drop:
-            config = self._with_unset(config, {"model.dropout": 0.0})
+            config = with_unset(config, {"model.dropout": 0.0}, self.user_settings)
         return config, plan.describe(steps, is_limited=steps < max_steps)
-
-    def _with_unset(self, config: Config, defaults: Settings) -> Config:
-        """Return the settings with defaults for those that the user has not given."""
-        return build_config(
-            {name: value for name, value in defaults.items() if name not in self.user_settings}, config
-        )
 
 
 @dataclass(frozen=True)
@@ -180,7 +176,12 @@ class Plan:
 
 def _choose_plan(config: Config, n_tokens: int, mean_length: int, flops: float) -> Plan:
     """Return the plan of the largest model that sees enough text. Sizes that the user has set are kept."""
-    model, choices = config.model, BUDGETS[config.task].sizes
+    model = config.model
+    choices = [
+        size
+        for size in BUDGETS[config.task].sizes
+        if size.n_heads % (model.n_kv_heads or 1) == 0 and size.n_layers % (len(model.layer_windows) or 1) == 0
+    ]
     for size in () if model.d_model or model.n_layers or model.n_heads else choices:
         settings: Settings = {f"model.{name}": value for name, value in size._asdict().items()}
         sized = with_model_defaults(build_config(settings, config), n_tokens)

@@ -87,7 +87,11 @@ class TaskData(ABC):
     @property
     def cache_key(self) -> list[object]:
         """The values that, with the content of the files, determine the examples of a split."""
-        return [self.split_key, reader_options(self.config.data)]
+        kind: list[object] = []
+        if self.config.train.objective != "auto" or self.config.data.extra:
+            # The same files can be texts to pretrain on, further training files, or the two sides of pairs.
+            kind = [self.config.train.objective, len(self.training_files)]
+        return [self.split_key, reader_options(self.config.data), *kind]
 
     def open_cache(self, folder: Path, notices: list[str]) -> TokenCache:
         """Return the token cache of the training files."""

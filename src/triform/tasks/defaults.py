@@ -6,6 +6,8 @@ epochs. Settings of the user are never changed.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from triform.config import Config, ModelConfig
 from triform.config.settings import Settings, build_config, flatten_config
 from triform.tasks.learned_tokenizers import load_configured_tokenizer
@@ -67,6 +69,11 @@ def resolve_patience(config: Config, n_valid: int, validations_per_epoch: int) -
     min_patience = 5 if n_valid < 200 else 4 if n_valid < 1_000 else 3
     patience = max(min_patience, validations_per_epoch) if config.predicts_labels and n_valid else 0
     return build_config({"train.patience": patience}, config)
+
+
+def with_unset(config: Config, defaults: Settings, user_settings: Collection[str]) -> Config:
+    """Return the settings with defaults for those that the user has not given."""
+    return build_config({name: value for name, value in defaults.items() if name not in user_settings}, config)
 
 
 def _only_unset(config: Config, defaults: Settings) -> Settings:

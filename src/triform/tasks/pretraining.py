@@ -133,8 +133,10 @@ class MaskFiller(Predictor):
         tokens = tokens.to(task.device)
         logits = task.model.eval()(tokens, None if padding is None else padding.to(task.device)).float()
         check_finite(logits)
-        logits[..., [*tokenizer.banned_tokens, task.noise.mask_token]] = -torch.inf
-        probabilities, best = logits.softmax(-1).topk(max(1, top), dim=-1)  # (B, T, top)
+        banned = {*tokenizer.banned_tokens, task.noise.mask_token}
+        logits[..., list(banned)] = -torch.inf
+        n_best = min(max(1, top), logits.shape[-1] - len(banned))
+        probabilities, best = logits.softmax(-1).topk(n_best, dim=-1)  # (B, T, n_best)
         predictions = []
         for index, (text, (row, notes)) in enumerate(zip(texts, encoded, strict=True)):
             masks = [position for position, token in enumerate(row) if token == task.noise.mask_token]

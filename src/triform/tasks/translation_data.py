@@ -194,7 +194,9 @@ class TranslationData(TaskData):
 
     def extra_examples(self) -> Iterator[TextPair]:
         pairs, tag = super().extra_examples(), self.config.data.extra_tag
-        return (replace(pair, source=f"{tag} {pair.source}") for pair in pairs) if tag else pairs
+        if not tag:
+            return pairs
+        return (replace(pair, source=f"{tag} {pair.source}") if pair.source.strip() else pair for pair in pairs)
 
     def source_text(self, example: TextPair) -> str:
         return example.source

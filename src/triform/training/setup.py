@@ -40,20 +40,20 @@ from triform.training.validation_table import ValidationTable
 from triform.world import broadcast_value, current_world, run_in_order
 
 TrainerT = TypeVar("TrainerT", bound=Trainer)
+# The names of the settings that the user has given; `choose_defaults` decides on the others. None: all are final.
+UserSettings = Collection[str] | None
 
 
 def prepare_data_and_model(
-    config: Config, folder: RunFolder, device: torch.device, *, resume: bool, user_settings: Collection[str]
+    config: Config, folder: RunFolder, device: torch.device, *, resume: bool, user_settings: UserSettings
 ) -> PreparedTask:
     """Read the data and move the model to its device. A new run is also adapted to its memory and time budget.
-
-    `user_settings` are the settings that the user has given; see `choose_defaults` for the others.
 
     Of several processes, the main one reads the data first, and the others use the files that it writes.
     """
 
     def prepare() -> PreparedTask:
-        defaults = None if resume else choose_defaults(config, user_settings, device)
+        defaults = None if resume or user_settings is None else choose_defaults(config, user_settings, device)
         prepared = choose_task(config).prepare(config, folder.path, resume=resume, defaults=defaults)
         notices = load_initial_weights(prepared.task, folder, resume=resume)
         load_teacher(prepared.task, device, verify=folder.verify)
