@@ -31,7 +31,7 @@ def validate_engine_name(name: str) -> None:
         raise ConfigError(f"unknown engine {name!r}; choose from {', '.join(ENGINE_NAMES)}")
 
 
-def require_engine_support(engine: Engine | None, decode: DecodeConfig) -> None:
-    """Raise `ConfigError` if there is an engine, and it does not decode with these settings."""
-    if engine is not None and (reason := engine.unsupported_reason(decode)):
+def require_engine_support(engine: Engine, decode: DecodeConfig) -> None:
+    """Raise `ConfigError` if an engine does not decode with these settings."""
+    if reason := engine.unsupported_reason(decode):
         raise ConfigError(f"engine {engine.name} {reason}, or use engine torch")

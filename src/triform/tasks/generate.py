@@ -122,7 +122,8 @@ class TextGenerator(Predictor):
         """Return the tokens that continue each prompt. See `predict` for the other arguments."""
         config = self.task.config
         decode = resolve_strategy(decode or config.decode, self.default_strategy)
-        require_engine_support(self.task.engine, decode)
+        if self.task.engine is not None:
+            require_engine_support(self.task.engine, decode)
         max_new_tokens = decode.max_new_tokens or DEFAULT_NEW_TOKENS
         seeds = row_seeds(config.seed if seed is None else seed, range(len(prompts)) if rows is None else rows)
         requests = [

@@ -138,7 +138,7 @@ class Task(ABC):
             config: Settings, some of which may be automatic.
             folder: The run folder.
             resume: Use the tokenizers of the run folder instead of training new ones.
-            defaults: How to choose settings that the user has left open; None: as for any model.
+            defaults: How to choose settings that the user has not given; None: as for any model.
 
         The main one of several processes must call this method before the others, which load its tokenizers.
 

@@ -126,7 +126,8 @@ class TextTranslator(Predictor):
         rows: Sequence[int] | None = None,
     ) -> list[Request]:
         config, decode = self.task.config, resolve_strategy(decode, self.default_strategy)
-        require_engine_support(self.task.engine, decode)
+        if self.task.engine is not None:
+            require_engine_support(self.task.engine, decode)
         max_target_len = config.data.max_len - 1
         limits = (min(max_target_len, decode.max_new_tokens or 2 * len(source) + 16) for source in sources)
         seeds = row_seeds(config.seed if seed is None else seed, range(len(sources)) if rows is None else rows)
