@@ -44,7 +44,7 @@ def offer(shell: str, line: str, folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("triform pre", ["predict"]),
+        ("triform pred", ["predict"]),
         ("triform tokenizer e", ["encode", "export"]),
         ("triform train --ep", ["--epochs"]),
         ("triform train tra", ["translate"]),

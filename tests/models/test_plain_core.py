@@ -1,6 +1,7 @@
 """The plain Transformer is small, and runs and trains on its own.
 
-It is models/ and nn/ without nn/kernels/, and without models/ensemble.py, which averages several Transformers.
+It is models/ and nn/ without nn/kernels/, without models/ensemble.py, which averages several Transformers, and without
+models/masked.py, which predicts masked tokens in pretraining.
 """
 
 from __future__ import annotations
@@ -45,5 +46,6 @@ def test_the_plain_core_trains_without_the_kernels_package_and_equals_the_fast_p
 
 
 def test_the_plain_core_is_short_enough_to_be_read() -> None:
-    files = {*(SOURCE / "models").glob("*.py"), *(SOURCE / "nn").glob("*.py")} - {SOURCE / "models" / "ensemble.py"}
+    others = {SOURCE / "models" / name for name in ("ensemble.py", "masked.py")}
+    files = {*(SOURCE / "models").glob("*.py"), *(SOURCE / "nn").glob("*.py")} - others
     assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) <= MAX_CORE_LINES
