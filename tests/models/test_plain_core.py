@@ -1,7 +1,7 @@
 """The plain Transformer is small, and runs and trains on its own.
 
-It is models/ and nn/ without nn/kernels/, without models/ensemble.py, which averages several Transformers, and without
-models/masked.py, which predicts masked tokens in pretraining.
+It is models/ and nn/ without nn/kernels/, without models/ensemble.py, which averages several Transformers, and
+without models/masked.py, which predicts masked tokens in pretraining.
 """
 
 from __future__ import annotations
