@@ -17,7 +17,7 @@ from triform.formatting import format_duration
 from triform.tasks.defaults import default_lr, with_model_defaults, with_unset
 from triform.world import current_world
 
-FLOPS_PER_SECOND = 60e9  # of two cores that train a small model
+FLOPS_PER_SECOND = 45e9  # of two cores that train a small model
 STEP_FLOPS = 5e8  # operations that take as long as a step does besides its matrix products
 MUON_LR_FACTOR = 2  # the best learning rate of Muon, as a multiple of that of AdamW
 MUON_FLOPS = 25  # of an update, for each weight of a block and each unit of the width
