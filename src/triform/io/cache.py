@@ -18,20 +18,17 @@ def cache_folder() -> Path:
 
 def datasets_folder() -> Path:
     """Return the folder of downloaded datasets, which is next to the folder of encoded data."""
-    configured = os.environ.get("TRIFORM_CACHE")
-    return (Path(configured) if configured else _system_cache_folder()) / "sets"
+    return _cache_subfolder("sets")
 
 
 def engines_folder() -> Path:
     """Return the folder of models that were converted for other engines, next to the folder of encoded data."""
-    configured = os.environ.get("TRIFORM_CACHE")
-    return (Path(configured) if configured else _system_cache_folder()) / "engines"
+    return _cache_subfolder("engines")
 
 
 def compiler_folder() -> Path:
     """Return the folder of the code that torch.compile has written, next to the folder of encoded data."""
-    configured = os.environ.get("TRIFORM_CACHE")
-    return (Path(configured) if configured else _system_cache_folder()) / "compiled"
+    return _cache_subfolder("compiled")
 
 
 def use_compiler_cache() -> Path | None:
@@ -51,6 +48,11 @@ def use_compiler_cache() -> Path | None:
         return None
     os.environ[COMPILER_CACHE_VARIABLE] = str(folder)  # torch reads it when it compiles
     return folder
+
+
+def _cache_subfolder(name: str) -> Path:
+    configured = os.environ.get("TRIFORM_CACHE")
+    return (Path(configured) if configured else _system_cache_folder()) / name
 
 
 def _system_cache_folder() -> Path:

@@ -11,19 +11,15 @@ from dataclasses import dataclass
 
 from triform.config import Config
 from triform.config.settings import Settings
-from triform.tasks.defaults import with_unset
+from triform.tasks.defaults import MILLION, with_unset
 
-MILLION = 1_000_000
 MAX_TOKENS = 50 * MILLION  # with more text, a deeper model learns more
 CHOICES_OF_THE_USER = (
     *("model.d_model", "model.n_layers", "model.n_heads", "model.layer_windows"),
     *("train.max_steps", "train.epochs"),
 )
-SELECTION_SETTINGS = (
-    "data.valid",
-    "train.patience",
-    "train.schedule",
-)  # a user who sets one wants several validations
+# A user who sets one of these wants several validations.
+SELECTION_SETTINGS = ("data.valid", "train.patience", "train.schedule")
 R_DROP = 3.0  # for fewer rows than MIN_SELECTION_ROWS
 R_DROP_ALTERNATIVES = ("model.dropout", "train.mixup")  # R-Drop needs dropout, and is not combined with mixup
 MIN_STEPS = 300  # small data is read again and again
