@@ -121,7 +121,7 @@ class TrainConfig:
         "depend on the machine: width 128 with 4 layers (generate) or 2 (translate), and no model.dropout for "
         "generate below 3 epochs. Recurrent models, masked and denoising pretraining, --from and distillation have "
         "no budget. For classify without a size of the model and train.epochs, 8 epochs (4 from 1 million training "
-        "tokens on), but at least 300 steps. The rest is chosen with it: one layer of width 64 without positions, "
+        "tokens on), but at least 300 steps. The rest is chosen with it: one layer of width 64, "
         "model.dropout=0.5, train.lr=0.005, train.weight_decay=0.1, train.label_smoothing=0.1, train.batch_size=32 "
         "(64 from 10,000 texts on), lower-case words, and below 2,000 texts train.r_drop=3 and one validation.",
         details="Set either this or train.epochs.",

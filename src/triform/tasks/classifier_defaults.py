@@ -74,7 +74,6 @@ class ClassifierDefaults:
             "model.n_layers": 1,
             "model.n_heads": 4,
             "model.d_ff": 64,
-            "model.positions": "none",
             "model.dropout": 0.5,
             "train.lr": 5e-3,
             "train.weight_decay": 0.1,
