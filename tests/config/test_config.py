@@ -118,6 +118,8 @@ INVALID_VALUES = [
     *(("train.lora_dropout", value) for value in (-0.1, 1.0)),
     ("train.mask_rate", 0.0),
     ("train.mixup", -0.5),
+    *(("train.token_cutoff", value) for value in (-0.1, 0.91)),
+    ("train.simcut", -0.5),
     ("train.r_drop", -0.5),
     *(("train.swa_fraction", value) for value in (-0.1, 1.1)),
     *(("train.distill_weight", value) for value in (-0.1, 1.1)),
@@ -488,6 +490,8 @@ def settings_strategy(*, layered: bool) -> st.SearchStrategy[dict[str, Any]]:
         "train.epochs": st.just(0.0),
         "train.r_drop": st.just(0.0),
         "train.mixup": st.just(0.0),  # for classify only
+        "train.token_cutoff": st.just(0.0),  # not for generate
+        "train.simcut": st.just(0.0),  # needs train.token_cutoff
         "train.objective": st.just("auto"),  # the others are for one task
         "data.extra": st.just(()),  # not for generate
         "data.extra_tag": st.just(""),  # needs data.extra

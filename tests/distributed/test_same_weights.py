@@ -60,6 +60,7 @@ def build_runs(folder: Path) -> list[dict[str, Any]]:
         *(build_run(folder, f"exact-{task}", task, exact=True, grad_accumulation=2, **dropout) for task in tasks),
         *(build_run(folder, f"ddp-{task}", task, grad_accumulation=2, ema_decay=0.9, **sgd) for task in tasks),
         build_run(folder, "r-drop", "classify", exact=True, r_drop=1.0, **dropout),
+        build_run(folder, "simcut", "translate", exact=True, token_cutoff=0.2, simcut=2.0, **dropout),
         build_run(folder, "recurrent", "generate", **sgd, **lstm),
         build_run(folder, "frozen", "translate", freeze_layers=1, **sgd, **{"model.tie_embeddings": False}),
         build_run(folder, "lora", "classify", **sgd, **lora),

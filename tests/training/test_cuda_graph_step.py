@@ -20,7 +20,7 @@ from triform.config.settings import build_config
 from triform.data.samplers import round_up_length
 from triform.models.decoder import Decoder
 from triform.nn.kernels.sdpa import mask_cache
-from triform.tasks import TASKS, PreparedTask
+from triform.tasks import TASKS, PreparedTask, losses
 from triform.training import graph_cache
 from triform.training.build_step import load_device_dataset
 from triform.training.compilation import compiled_blocks, should_compile
@@ -130,6 +130,21 @@ def assert_same_training(
 def test_what_is_replayed_learns_as_what_is_run(name: TaskName, settings: dict[str, Any], tmp_path: Path) -> None:
     first, plain, graph_step = build_pair(name, tmp_path, **settings)
     assert_same_training(first, plain, graph_step)
+    assert not graph_step.notices
+
+
+@pytest.mark.parametrize("simcut", [0.0, 2.0])
+@pytest.mark.parametrize("name", ["classify", "translate"])
+def test_cut_tokens_are_replayed_as_they_are_run(
+    name: TaskName, simcut: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches are padded to different widths here, so that tokens are not drawn, but chosen by their place."""
+    monkeypatch.setattr(
+        losses, "draw_cut_tokens", lambda shape, share, device: (torch.arange(shape[-1]) % 4 == 1).expand(shape)
+    )
+    settings = {"train.token_cutoff": 0.25, "train.simcut": simcut}
+    first, plain, graph_step = build_pair(name, tmp_path, **settings)
+    assert_same_training(first, plain, graph_step, steps=6)
     assert not graph_step.notices
 
 

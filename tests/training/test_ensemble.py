@@ -22,7 +22,7 @@ from triform.errors import ConfigError, DivergedError, RunInterruptedError
 from triform.experiments.seeds import train_seeds
 from triform.launch import train
 from triform.nn.kernels.sdpa import mask_cache
-from triform.tasks import TASKS, PreparedTask
+from triform.tasks import TASKS, PreparedTask, losses
 from triform.training import ensemble
 from triform.training.aggregate_progress import AggregateProgress
 from triform.training.batched_optimizer import build_batched_optimizer, clip_grad_norms
@@ -159,6 +159,22 @@ def test_each_member_equals_the_same_seed_trained_alone(task: TaskName, kind: st
     assert_same_run(result.folders[1], alone.path, tolerance=1e-9)
     config, second = (RunFolder(path).read_config() for path in (result.folders[1], alone.path))
     assert config == second
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize(("task", "simcut"), [("classify", 0.0), ("classify", 2.0), ("translate", 2.0)])
+def test_a_member_with_cut_tokens_equals_the_same_seed_trained_alone(
+    task: TaskName, simcut: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members draw their tokens from one generator, so that tokens are chosen by their place here."""
+    monkeypatch.setattr(
+        losses, "draw_cut_tokens", lambda shape, share, device: (torch.arange(shape[-1]) % 4 == 1).expand(shape)
+    )
+    overrides = build_settings(task, tmp_path, train={"token_cutoff": 0.25, "simcut": simcut})
+    result = train_seeds(task, 2, out=tmp_path / "seeds", seed=4, **overrides)
+    assert RunFolder(result.folders[1]).read_config().train.token_cutoff == 0.25
+    alone = train(task, out=tmp_path / "alone", seed=5, **overrides)
+    assert_same_run(result.folders[1], alone.path, tolerance=1e-9)
 
 
 def test_in_float32_a_member_differs_by_rounding_only(tmp_path: Path) -> None:

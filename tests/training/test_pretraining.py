@@ -259,6 +259,7 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         ("generate", "train.objective=masked"): "applies to classify only, not to generate",
         ("classify", "train.objective=denoise"): "applies to translate only, not to classify",
         ("classify", "train.objective=masked", "train.r_drop=1.0"): r"train\.r_drop cannot be combined",
+        ("classify", "train.objective=masked", "train.token_cutoff=0.1"): r"train\.token_cutoff cannot be combined",
         ("translate", "train.objective=denoise", "tokenizer.joint_vocab=false"): "leave out tokenizer.joint_vocab",
         ("translate", "train.objective=denoise", "data.source=a", "data.target=b"): "texts, not pairs",
         ("translate", "train.objective=denoise", "data.valid_source=a", "data.valid_target=b"): "texts, not pairs",

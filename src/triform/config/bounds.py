@@ -60,6 +60,8 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "train.label_smoothing": (0, 0.9),
     "train.r_drop": (0, 1000),
     "train.mixup": (0, 100),
+    "train.token_cutoff": (0, 0.9),
+    "train.simcut": (0, 1000),
     "train.ema_decay": (0, 0.999999),
     "train.swa_fraction": (0, 1),
     "train.distill_weight": (0, 1),

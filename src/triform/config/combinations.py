@@ -42,6 +42,10 @@ def validate_combinations(config: Config) -> None:
             f"for {task}, use auto or causal"
         )
     require(not train.mixup or task == "classify", f"train.mixup applies to classify only, not to {task}")
+    require(
+        not train.token_cutoff or task != "generate",
+        "train.token_cutoff applies to classify and translate only, not to generate",
+    )
     if train.objective != "auto":
         _validate_objective(config)
     if model.is_recurrent:
@@ -66,7 +70,7 @@ def _validate_objective(config: Config) -> None:
         config.tokenizer.joint_vocab,
         f"{objective} reads and writes the same texts; leave out tokenizer.joint_vocab=false",
     )
-    for name in ("r_drop", "mixup", "distill_from", "lora_rank"):
+    for name in ("r_drop", "mixup", "token_cutoff", "distill_from", "lora_rank"):
         require(not getattr(train, name), f"train.{name} cannot be combined with {objective}; leave it out")
 
 

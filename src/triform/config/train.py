@@ -159,6 +159,22 @@ class TrainConfig:
         "where L is drawn from the beta distribution with this parameter for each text (Guo et al., 2019). Typical "
         "values are 0.2 to 1. It cannot be combined with train.r_drop or train.distill_from.",
     )
+    token_cutoff: float = setting(
+        0.0,
+        "The share of the tokens of a training text, chosen anew in each step, that the model cannot see.",
+        applies_to="classify and translate",
+        details="0 turns it off. The input vectors of these tokens, positions included, are set to 0 (token "
+        "cutoff, Shen et al., 2020); for translate, on both sides. Typical values are 0.05 to 0.2.",
+    )
+    simcut: float = setting(
+        0.0,
+        "The weight of the SimCut loss, which makes the predictions for a whole text and for a cut one agree.",
+        applies_to="train.token_cutoff above 0",
+        details="0 turns it off; above 0, each step takes two forward passes. The loss is the cross-entropy of the "
+        "whole text plus this weight times the divergence of the predictions for the cut text from those for the "
+        "whole one (Gao et al., 2022, who use a weight of 3 and train.token_cutoff=0.05). It cannot be combined "
+        "with train.r_drop, train.mixup or train.distill_from.",
+    )
     ema_decay: float = setting(
         0.0,
         "The decay of the moving average of the weights, which is validated and saved instead of the weights.",
@@ -308,6 +324,17 @@ class TrainConfig:
             not (self.mixup and (self.r_drop or self.distill_from)),
             f"train.mixup={self.mixup} cannot be combined with train.r_drop or train.distill_from; leave one out",
         )
+        require(
+            not self.simcut or self.token_cutoff > 0,
+            f"train.simcut={self.simcut} needs tokens to cut; set train.token_cutoff, for example to 0.05",
+        )
+        for name in ("r_drop", "mixup", "distill_from"):
+            value = getattr(self, name)
+            require(
+                not (self.simcut and value),
+                f"train.simcut={self.simcut} cannot be combined with train.{name}={value}; "
+                f"{'leave one of them out' if value == self.distill_from else f'set train.{name}=0 to use it'}",
+            )
         require(
             not (self.exact and self.parallel == "fsdp"),
             "train.exact=true needs a copy of the model in each process; leave out train.parallel=fsdp",

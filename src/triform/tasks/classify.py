@@ -43,7 +43,7 @@ from triform.tasks.classification_data import (
     encode_texts,
 )
 from triform.tasks.evaluation import Evaluator, gather_metric_sums, share_items
-from triform.tasks.losses import distillation_loss, mix_pairs, mixup_loss, r_drop_loss
+from triform.tasks.losses import consistency_loss, cut_tokens, distillation_loss, mix_pairs, mixup_loss
 from triform.tasks.prediction import (
     Alternative,
     Keep,
@@ -254,14 +254,21 @@ class Classify(Task):
 
     def loss(self, batch: ClassificationBatch) -> Tensor:
         train = self.config.train
+        if train.token_cutoff and not train.simcut:
+            with cut_tokens(self.model, train.token_cutoff):
+                return self._loss(batch)
+        return self._loss(batch)
+
+    def _loss(self, batch: ClassificationBatch) -> Tensor:
+        train = self.config.train
         if train.mixup:
             return self._mixup_loss(batch)
+        if train.r_drop or train.simcut:
+            compute_logits = partial(self.model, batch.tokens, batch.keep)
+            return consistency_loss(compute_logits, self.model, batch.labels, train)
         logits = self.model(batch.tokens, batch.keep)  # (B, labels)
         if self.teacher is not None:
             return distillation_loss(logits, self.teacher_logits(batch.tokens, batch.keep), batch.labels, train)
-        if train.r_drop:
-            second = self.model(batch.tokens, batch.keep)
-            return r_drop_loss(logits, second, batch.labels, train.label_smoothing, train.r_drop)
         return cross_entropy(logits, batch.labels, train.label_smoothing)
 
     def _mixup_loss(self, batch: ClassificationBatch) -> Tensor:

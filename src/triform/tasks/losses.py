@@ -1,11 +1,12 @@
-"""Training losses of the tasks: cross-entropy, R-Drop, mixup or distillation.
+"""Training losses of the tasks: cross-entropy, R-Drop, SimCut, mixup or distillation.
 
 All of them are summed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from triform.config import TrainConfig
+from triform.nn.embedding import InputEmbedding
 from triform.nn.loss import IGNORE_INDEX, HeadLoss, cross_entropy
 
 
@@ -22,6 +24,48 @@ class ModelWithLMHead(Protocol):
     lm_head: nn.Linear
     head_loss: HeadLoss
 
+    def modules(self) -> Iterator[nn.Module]: ...
+
+
+@contextmanager
+def cut_tokens(model: nn.Module | ModelWithLMHead, share: float) -> Iterator[None]:
+    """Set the input vectors of a random share of all tokens to 0 inside the `with` block (Shen et al., 2020)."""
+
+    def cut(embedding: nn.Module, inputs: object, x: Tensor) -> Tensor:  # (B, T, D) -> (B, T, D)
+        return x.masked_fill(draw_cut_tokens(x.shape[:-1], share, x.device)[..., None], 0.0)
+
+    embeddings = [module for module in model.modules() if isinstance(module, InputEmbedding)]
+    hooks = [embedding.register_forward_hook(cut) for embedding in embeddings]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def draw_cut_tokens(shape: torch.Size, share: float, device: torch.device) -> Tensor:  # -> (B, T)
+    """Choose each token with the probability `share`."""
+    return torch.rand(shape, device=device) < share
+
+
+def consistency_loss(
+    compute_logits: Callable[[], Tensor], model: nn.Module | ModelWithLMHead, targets: Tensor, config: TrainConfig
+) -> Tensor:
+    """Return the loss of two passes that should agree, summed: SimCut if the settings ask for it, else R-Drop.
+
+    Args:
+        compute_logits: Computes the logits (..., V); called twice.
+        model: The model that computes them.
+        targets: The labels or tokens to predict (...).
+        config: The weights, label smoothing, and the share of cut tokens.
+    """
+    logits = compute_logits()
+    if not config.simcut:
+        return r_drop_loss(logits, compute_logits(), targets, config.label_smoothing, config.r_drop)
+    with cut_tokens(model, config.token_cutoff):
+        cut_logits = compute_logits()
+    return simcut_loss(logits, cut_logits, targets, config.label_smoothing, config.simcut)
+
 
 def r_drop_loss(logits_a: Tensor, logits_b: Tensor, targets: Tensor, smoothing: float, weight: float) -> Tensor:
     """Return the R-Drop loss (arXiv:2106.14448) of two passes (..., V) with different dropout, summed.
@@ -29,10 +73,25 @@ def r_drop_loss(logits_a: Tensor, logits_b: Tensor, targets: Tensor, smoothing: 
     It is the mean of both losses plus `weight` / 4 times their symmetric divergence.
     """
     loss = (cross_entropy(logits_a, targets, smoothing) + cross_entropy(logits_b, targets, smoothing)) / 2
-    dtype = torch.promote_types(logits_a.dtype, torch.float32)
-    log_p, log_q = (logits.log_softmax(dim=-1, dtype=dtype) for logits in (logits_a, logits_b))
+    log_p, log_q = _log_probs(logits_a), _log_probs(logits_b)
     divergence = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(dim=-1)  # (...)
     return loss + weight / 4 * torch.where(targets == IGNORE_INDEX, 0.0, divergence).sum()
+
+
+def simcut_loss(logits: Tensor, cut_logits: Tensor, targets: Tensor, smoothing: float, weight: float) -> Tensor:
+    """Return the SimCut loss (Gao et al., 2022, NAACL) of a pass with all tokens and one with cut tokens, summed.
+
+    It is the cross-entropy of the first pass (..., V) plus `weight` times the divergence of the second from it.
+    Gradients reach both passes.
+    """
+    log_p, log_q = _log_probs(logits), _log_probs(cut_logits)
+    divergence = (log_p.exp() * (log_p - log_q)).sum(dim=-1)  # (...)
+    loss = cross_entropy(logits, targets, smoothing)
+    return loss + weight * torch.where(targets == IGNORE_INDEX, 0.0, divergence).sum()
+
+
+def _log_probs(logits: Tensor) -> Tensor:
+    return logits.log_softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
 def mix_pairs(pooled: Tensor, targets: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,15 +151,14 @@ def lm_training_loss(
     """Return the training loss of a language model or translator, summed.
 
     Args:
-        compute_states: Computes the states (B, T, D) that the head reads; called twice for R-Drop.
+        compute_states: Computes the states (B, T, D) that the head reads; called twice for R-Drop and SimCut.
         model: The model whose head is used.
         targets: The tokens to predict (B, T).
-        config: Label smoothing, R-Drop weight and the settings of distillation.
+        config: Label smoothing and the settings of R-Drop, SimCut and distillation.
         teacher_logits: The outputs (B, T, V) of the teacher, if there is one.
     """
     if teacher_logits is not None:
         return distillation_loss(model.lm_head(compute_states()), teacher_logits, targets, config)
-    if config.r_drop:
-        logits_a, logits_b = model.lm_head(compute_states()), model.lm_head(compute_states())
-        return r_drop_loss(logits_a, logits_b, targets, config.label_smoothing, config.r_drop)
+    if config.r_drop or config.simcut:
+        return consistency_loss(lambda: model.lm_head(compute_states()), model, targets, config)
     return model.head_loss(compute_states(), model.lm_head, targets, config.label_smoothing)
