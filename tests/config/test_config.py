@@ -495,6 +495,8 @@ def settings_strategy(*, layered: bool) -> st.SearchStrategy[dict[str, Any]]:
         "train.objective": st.just("auto"),  # the others are for one task
         "data.extra": st.just(()),  # not for generate
         "data.extra_tag": st.just(""),  # needs data.extra
+        "data.bidirectional": st.just(False),  # for translate only
+        "data.bidirectional_tag": st.just(""),  # needs data.bidirectional
         "train.swa_fraction": st.just(0.0),  # excludes train.ema_decay
         "tokenizer.bpe_dropout": st.just(0.0),
         "model.bigram_buckets": st.just(0),

@@ -140,9 +140,15 @@ def test_where_files_lie_is_nothing_to_a_learner_that_is_given_its_data(name: st
     with pytest.raises(ConfigError, match=re.escape(f"data.{name}={UNSUPPORTED_DATA[name]} applies only to files")):
         scratch.TextClassifier(config).fit(["a", "b"], ["x", "y"])
     others = {field.name for field in fields(DataConfig)} - {*DATA_UNRESTRICTED, *UNSUPPORTED_DATA}
-    assert others == {"extra_tag", "source", "target", "valid_source", "valid_target"}, (
-        "of translate: tried by themselves"
-    )
+    assert others == {
+        "extra_tag",
+        "bidirectional",
+        "bidirectional_tag",
+        "source",
+        "target",
+        "valid_source",
+        "valid_target",
+    }, "of translate: tried by themselves"
 
 
 def test_aligned_files_are_nothing_to_a_translator_that_is_given_its_data() -> None:

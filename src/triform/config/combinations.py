@@ -25,6 +25,18 @@ def validate_combinations(config: Config) -> None:
         "data.extra_tag applies to translate with data.extra only; leave it out, or add --extra-data",
     )
     require(
+        not config.data.bidirectional or (task == "translate" and train.objective == "auto"),
+        "data.bidirectional applies to the training of translate only; leave it out",
+    )
+    require(
+        not config.data.bidirectional or config.tokenizer.joint_vocab,
+        "data.bidirectional needs one vocabulary for both languages; leave out tokenizer.joint_vocab=false",
+    )
+    require(
+        config.data.bidirectional or not config.data.bidirectional_tag,
+        "data.bidirectional_tag marks pairs of the other direction; set data.bidirectional=true, or leave it out",
+    )
+    require(
         not config.data.extra or task != "generate",
         "data.extra applies to classify and translate only; for generate, put the files into one folder",
     )
