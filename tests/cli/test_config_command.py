@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from conftest import Command, DataFiles
 from triform.config.settings import SETTING_TYPES, flatten_config
 from triform.io.run_config import read_run_config
+
+if TYPE_CHECKING:
+    from conftest import Command, DataFiles
 
 SETTINGS_FILE = "[train]\nweight_decay = 0.1\nbatch_size = 4\n"
 

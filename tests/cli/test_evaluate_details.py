@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from conftest import Command, DataFiles
 from triform.cli.detail_display import print_details, shorten_text
 from triform.evaluation.details import DetailTable, build_tables, compact_details, details_from_dict
 from triform.run import load
+
+if TYPE_CHECKING:
+    from conftest import Command, DataFiles
 
 
 def test_a_classifier_shows_its_labels_matrix_and_mistakes(

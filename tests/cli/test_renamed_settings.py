@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from conftest import Command
 from triform.config.settings import RENAMED_SETTINGS
+
+if TYPE_CHECKING:
+    from conftest import Command
 
 
 @pytest.mark.parametrize(("old_name", "new_name"), RENAMED_SETTINGS.items())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from conftest import Command
 from triform.config.reference import setting_groups
 from triform.config.settings import SETTING_TYPES
+
+if TYPE_CHECKING:
+    from conftest import Command
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 

@@ -25,10 +25,10 @@ jupyter_client = pytest.importorskip("jupyter_client")
 TIMEOUT_SECONDS = 120
 Message = dict[str, Any]
 SETUP = """
-import triform
-rows = "".join(f"{'good' if n % 2 else 'bad'},film {n % 7}\\n" for n in range(60))
-open("rows.csv", "w").write(rows)
-common = {"data": "rows.csv", "device": "cpu", "model": {"d_model": 16, "n_heads": 2, "n_layers": 1}}
+import os, triform
+os.chdir({folder!r})
+open("rows.csv", "w").write("good,film 1\\nbad,film 2\\n" * 30)
+common = dict(data="rows.csv", device="cpu", model=dict(d_model=16, n_heads=2, n_layers=1))
 """
 
 
@@ -68,13 +68,18 @@ class Kernel:
 
 
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+def shared_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     kernel = Kernel(tmp_path_factory.mktemp("kernel"))
-    try:
-        assert not find_messages(kernel.run_cell(SETUP), "error")
-        yield kernel
-    finally:
-        kernel.close()
+    yield kernel
+    kernel.close()
+
+
+@pytest.fixture
+def kernel(shared_kernel: Kernel, tmp_path: Path) -> Kernel:
+    """The kernel in a folder of this test, without the variables of other tests."""
+    shared_kernel.run_cell("%reset -f")
+    assert not find_messages(shared_kernel.run_cell(SETUP.format(folder=str(tmp_path))), "error")
+    return shared_kernel
 
 
 def find_messages(messages: list[Message], kind: str) -> list[Message]:
@@ -107,6 +112,7 @@ def test_training_shows_one_bar_that_is_updated_in_place(kernel: Kernel) -> None
 
 
 def test_results_are_shown_as_html(kernel: Kernel) -> None:
+    kernel.run_cell("run = triform.train('classify', out='run', train={'max_steps': 1}, **common)")
     for cell in ("run", "run.predict(['film 3'])", "run.explain('film 3')"):
         (result,) = find_messages(kernel.run_cell(cell), "execute_result")
         assert "triform-output" in result["data"]["text/html"]
@@ -167,8 +173,8 @@ def test_the_stored_outputs_are_complete_and_small(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_shows_its_results_as_html(path: Path, kernel: Kernel, tmp_path: Path) -> None:
-    kernel.run_cell(f"%reset -f\nimport os\nos.chdir({str(tmp_path)!r})")
+def test_a_notebook_runs_and_shows_its_results_as_html(path: Path, kernel: Kernel) -> None:
+    kernel.run_cell("%reset -f")
     for cell in read_notebook(path)["cells"]:
         if cell["cell_type"] != "code":
             continue

@@ -313,7 +313,8 @@ async function drawPredictions(part, view) {
   const button = part.querySelector('button');
   if (button) { button.disabled = true; button.textContent = 'Computing…'; }
   try {
-    const step = bestPoint(view)?.[0] ?? run.step ?? 0;
+    const events = view.events.length ? view.events : (await getJson(`${view.url}/metrics`)).events;  // the stream may be late
+    const step = bestPoint({events})?.[0] ?? run.step ?? 0;
     view.predictions.set(step, await getJson(`${view.url}/predictions`));
     const result = create('div');
     const show = chosen => result.replaceChildren(...createPredictions(view.predictions.get(chosen)));
