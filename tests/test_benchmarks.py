@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from benchmarks import distributed, scaling
+from benchmarks import distributed, scaling, timing
 from benchmarks.__main__ import find_benchmarks
 from benchmarks.__main__ import main as front_door
 from benchmarks.report import format_ratio
@@ -50,6 +50,11 @@ def run_benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "benchmarks", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "PAUSE_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def test_eight_threads_get_the_answers_of_one(runs: dict[str, Run]) -> None:
     barrier = threading.Barrier(N_THREADS)
 
     def run_in_random_order(seed: int) -> list[tuple[int, Any]]:
-        order = random.Random(seed).sample(range(len(all_jobs)), len(all_jobs))
+        order = random.Random(seed).sample(range(len(all_jobs)), len(all_jobs) // 2)
         barrier.wait(timeout=120)
         return [(index, all_jobs[index]()) for index in order]
 

@@ -624,6 +624,17 @@ def test_what_is_no_run_folder_is_not_opened(triform: Command, tmp_path: Path, f
     assert "is not a run folder: it has no config.toml" in triform("evaluate", tmp_path).refusal
 
 
+def test_the_studio_needs_a_folder_that_contains_runs(
+    triform: Command, tmp_path: Path, classifier: Path, files: Files
+) -> None:
+    assert triform("studio", files.csv).refusal == f"{files.csv} is a file; name a folder with runs"
+    missing = tmp_path / "none"
+    assert triform("studio", missing).refusal == f"{missing}: no such folder; name a folder with runs"
+    assert not missing.exists()
+    expected = f"{classifier} is a run; name the folder that contains it: triform studio {classifier.parent}"
+    assert triform("studio", classifier).refusal == expected
+
+
 def test_a_run_of_a_newer_version_asks_for_an_upgrade(triform: Command, tmp_path: Path, classifier: Path) -> None:
     run = copy_run(classifier, tmp_path)
     config = run / "config.toml"

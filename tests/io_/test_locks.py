@@ -169,6 +169,35 @@ def test_a_folder_that_cannot_be_written_or_locked_is_one_line(
         with refused, folder_lock(tmp_path / "run", "testing"):
             pytest.fail("a folder that cannot be created was locked")
 
+    def raise_disk_error(handle: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(locks, "_try_lock", raise_disk_error)
+        refused = pytest.raises(CheckpointError, match="cannot be locked: Input/output error")
+        with refused, folder_lock(tmp_path / "run", "testing"):
+            pytest.fail("a folder was locked in spite of an error")
+
+
+def test_a_named_holder_counts_where_the_system_does_not_say_if_it_holds_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raise_unsupported(handle: int) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    def raise_forbidden(pid: int, number: int) -> None:
+        raise PermissionError
+
+    with folder_lock(tmp_path, "testing"):
+        with monkeypatch.context() as patch:  # the process of another user
+            patch.setattr(locks.os, "kill", raise_forbidden)
+            assert str(find_lock_holder(tmp_path)).startswith(f"process {os.getpid()} on")
+        monkeypatch.setattr(locks, "_try_lock", raise_unsupported)
+        assert str(find_lock_holder(tmp_path)).startswith(f"process {os.getpid()} on")
+    tmp_path.mkdir()  # an empty folder was removed with its lock
+    (tmp_path / LOCK_FILE).touch()
+    assert find_lock_holder(tmp_path) is None
+
 
 @posix
 def test_leftovers_of_ended_processes_go_and_those_of_running_ones_stay(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class Kernel:
 
     def close(self) -> None:
         self.client.stop_channels()
-        self.manager.shutdown_kernel(now=True)
+        self.manager.shutdown_kernel()
 
 
 @pytest.fixture(scope="module")

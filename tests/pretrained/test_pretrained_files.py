@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -371,19 +370,7 @@ def test_the_padding_rows_of_nanogpts_vocabulary_are_removed(tmp_path: Path) -> 
 # ------------------------------------------------------------------------------------------ the real shape
 
 
-def train_one_step(compute_logits: Callable[[], Tensor], model: nn.Module, tokens_seen: Tensor) -> list[float]:
-    """The loss before and after one step."""
-    optimizer, losses = torch.optim.SGD(model.parameters(), lr=1e-3), []
-    for _ in range(2):
-        loss = nn.functional.cross_entropy(compute_logits().flatten(0, 1), tokens_seen[:, 1:].flatten())
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return losses
-
-
-def test_gpt2s_own_shape_is_read_writes_the_same_tokens_and_learns_alike(tmp_path: Path) -> None:
+def test_gpt2s_own_shape_is_read_and_writes_the_same_tokens(tmp_path: Path) -> None:
     """124,439,808 parameters; the published weights are not here, random ones stand in for them."""
     with torch.device("meta"):
         meta_model = transformers.GPT2LMHeadModel(transformers.GPT2Config())
@@ -406,8 +393,3 @@ def test_gpt2s_own_shape_is_read_writes_the_same_tokens_and_learns_alike(tmp_pat
     generated = decode_greedy(imported, prompt.tolist(), 16)
     assert generated == expected[:, 4:].tolist()
     assert len(set(generated[0])) > 5
-    text = expected[:, :9]
-    losses = train_one_step(lambda: imported.model(text[:, :-1]), imported.model, text)
-    reference_losses = train_one_step(lambda: reference(text[:, :-1]).logits, reference, text)
-    assert losses == pytest.approx(reference_losses, rel=1e-4)
-    assert losses[1] < losses[0]

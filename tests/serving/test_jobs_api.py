@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from starlette.testclient import TestClient
 
 from triform.io.locks import folder_lock
 from triform.serving import ServerOptions, create_app
-from triform.serving.job_process import read_process_start
+from triform.serving.job_process import describe_exit, read_process_start
 
 TINY = {
     "model.d_model": 16,
@@ -253,3 +254,19 @@ def test_a_process_that_ended_and_one_with_its_number_are_told_apart(folder: Pat
     assert find_job(connect(folder), "a")["error"] == "the process was ended by the signal SIGKILL"
     path.write_text("{")
     assert connect(folder).get("/api/jobs").json()["jobs"] == []
+
+
+@pytest.mark.skipif(shutil.which("ps") is None, reason="ps is not installed")
+def test_without_the_folder_proc_the_start_of_a_process_is_asked_of_ps(monkeypatch: pytest.MonkeyPatch) -> None:
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: path != Path("/proc/self/stat") and exists(path))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        process_start = read_process_start(process.pid)
+        assert str(datetime.now().year) in process_start  # a date, not a number of ticks
+        assert read_process_start(process.pid) == process_start
+        process.kill()
+    assert read_process_start(process.pid) == ""
+
+
+def test_a_signal_without_a_name_is_described_by_its_number() -> None:
+    assert describe_exit(-200, "triform: not this\n") == "the process was ended by the signal 200"

@@ -75,7 +75,9 @@ def test_the_server_prints_its_address_and_answers_running_requests_before_it_st
 
 
 def test_the_studio_opens_the_page_with_its_token(start: Any, tmp_path: Path) -> None:
+    handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, which may run the tests, ignores it
     process = start("studio", "--port", 0, "--host", "0.0.0.0", "--token", "50%/x")
+    signal.signal(signal.SIGHUP, handler)
     lines = sorted(process.stdout.readline() for _ in range(2))
     assert lines[0].startswith("http://127.0.0.1:")
     assert lines[0].split()[0].endswith("/#token=50%25%2Fx")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import math
 import threading
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,6 +96,39 @@ def test_without_memory_for_a_copy_the_checkpoint_is_written_at_once(monkeypatch
     writer.save(make_tensors(), written.append)
     assert written[0]["transposed"].equal(make_tensors()["transposed"])
     writer.close()
+
+
+def test_a_copy_that_does_not_fit_after_all_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_out_of_memory(*_: object, **__: object) -> Tensor:
+        raise RuntimeError("out of memory")
+
+    writer, tensors, written = CheckpointWriter(), make_tensors(), []
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_writer.torch, "empty", raise_out_of_memory)
+        writer.save(tensors, written.append)
+    assert written[0]["transposed"].equal(tensors["transposed"])
+    writer.save(tensors, written.append)  # there is memory again
+    writer.wait()
+    assert written[1]["weight"].equal(tensors["weight"])
+    writer.close()
+
+
+def test_a_buffer_is_copied_to_the_host_in_parts_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from a GPU, but with streams that do nothing."""
+    events: list[object] = []
+    stream = SimpleNamespace(wait_event=events.append, synchronize=lambda: None)
+    monkeypatch.setattr(checkpoint_writer.torch.cuda, "Stream", lambda _: stream)
+    monkeypatch.setattr(checkpoint_writer.torch.cuda, "stream", lambda _: nullcontext())
+    flat = torch.arange(100.0)
+    for n_bytes in (64, 400, 1000):  # several parts, of which the last is shorter; one part
+        monkeypatch.setattr(checkpoint_writer, "STAGING_BYTES", n_bytes)
+        writer = CheckpointWriter(background=False)
+        writer._staging = torch.empty(n_bytes, dtype=torch.uint8)  # pinned memory needs a GPU
+        event: Any = object()
+        host = writer._copy_to_host(flat, [event])
+        assert host.equal(flat)
+        assert host.data_ptr() != flat.data_ptr()
+        assert events[-1] is event
 
 
 def test_an_error_of_the_thread_is_raised_once_by_the_next_call() -> None:
