@@ -60,3 +60,22 @@ def test_dynamic_evaluation_is_labelled_in_the_table_and_in_json(
         == "--dynamic cannot be combined with --stride"
     )
     assert "--dynamic-lr needs --dynamic" in triform("evaluate", writer, "--dynamic-lr", 0.1).refusal
+
+
+def test_text_is_generated_with_a_mixture(triform: Command, writer: Path, classifier: Path, tmp_path: Path) -> None:
+    arguments = ("predict", writer, "the", "--mix", "ngram", "--max-new-tokens", 4, "--seed", 1)
+    result = triform(*arguments)
+    assert result.out.startswith("the")
+    assert "note: mean weights of model + " in result.err
+    assert triform(*arguments, "--quiet", "--json").json[0]["output"] in result.out
+    assert (
+        triform("predict", classifier, "good", "--mix", "ngram").refusal
+        == "mix is for generate; this run is for classify"
+    )
+    assert triform("predict", writer, "the", "--mix", "words").refusal.startswith("mix='words' is not known")
+    refusal = triform(*arguments, "--set", "decode.strategy=beam").refusal
+    assert refusal.startswith("mix decodes greedily or samples")
+    folder = ("--input", Path(__file__), "--output", f"{tmp_path}/out/")
+    assert (
+        "cannot be combined with an output folder" in triform("predict", writer, *folder, "--mix", "ngram").refusal
+    )

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from triform.cli.completion import complete_from
 from triform.cli.help import DATA, GENERATION, argument, flag, option
 from triform.cli.options import (
     AdapterOption,
@@ -97,6 +98,18 @@ SeedOption = Annotated[
 ]
 
 
+MixOption = Annotated[
+    str,
+    option(
+        GENERATION,
+        "NAME[,NAME]",
+        "For generate: mix the probabilities of the next token with those of ngram (an n-gram model of the "
+        "training data), cache (the tokens of the context), or both. The weights are learned on validation data.",
+        complete=complete_from(("ngram", "cache", "ngram,cache")),
+    ),
+]
+
+
 @with_shorthands(
     "--text-column", "--temperature", "--top-k", "--top-p", "--beam-size", "--max-new-tokens", "--draft-tokens"
 )
@@ -111,6 +124,7 @@ def predict(
     set_: DecodeSetOption = None,
     top: TopOption = 0,
     seed: SeedOption = None,
+    mix: MixOption = "",
     adapter: AdapterOption = "",
     no_verify: NoVerifyOption = False,
     device: DeviceOption = "auto",
@@ -131,17 +145,17 @@ def predict(
         triform predict runs/story "Once upon a time" --temperature 0.7
         triform predict runs/story "Once upon a time" --max-new-tokens 1 --top 10
     """
-    _validate_files(texts or [], input_, output, repair=repair)
+    _validate_files(texts or [], input_, output, mix, repair=repair)
     decode, table_settings = _split_settings(set_)
     settings = {**decode, "top": top, "keep": parse_keep(keep), "seed": seed}
     options = {"device": device, "precision": precision, "engine": engine, "adapter": adapter}
     with load_shared_run(run, **options, no_verify=no_verify) as loaded_run:
+        loaded_run = _mix_predictions(loaded_run, mix, decode, show=not quiet)
         if is_folder_output(output):
             _print_unused_settings(loaded_run, decode)
-            table_config = _table_config(loaded_run.config, table_settings)
             job = FolderJob(
-                run=loaded_run, input=input_, table_config=table_config, output=Path(output), part_rows=part_rows,
-                settings=settings, show=not quiet,
+                run=loaded_run, input=input_, output=Path(output), part_rows=part_rows, settings=settings,
+                show=not quiet, table_config=_table_config(loaded_run.config, table_settings),
             )  # fmt: skip
             _predict_to_folder(job, repair=repair, as_json=json_)
             return
@@ -158,11 +172,29 @@ def predict(
             _print_predictions(loaded_run, predictions, output, top, as_json=json_)
 
 
-def _validate_files(texts: Sequence[str], input_: str, output: str, *, repair: bool) -> None:
+def _mix_predictions(run: Run, mix: str, decode: dict[str, Any], *, show: bool) -> Run:
+    """Return the run, with `--mix` with a task that predicts with a mixture."""
+    if not mix:
+        return run
+    from triform.config.merging import override_decode
+    from triform.tasks.mixture import describe_weights
+    from triform.tasks.mixture_decoding import BEAM_REFUSAL, mix_predictions
+
+    if override_decode(run.config.decode, **decode).strategy == "beam":
+        raise ConfigError(BEAM_REFUSAL)
+    task, mixture = mix_predictions(run.task, mix.split(","))
+    for note in (*mixture.notices, describe_weights(mixture.components, mixture.weights)) if show else ():
+        echo(f"note: {note}", err=True)
+    return replace(run, task=task)
+
+
+def _validate_files(texts: Sequence[str], input_: str, output: str, mix: str, *, repair: bool) -> None:
     """Refuse options that do not fit together, and outputs that cannot be written, before anything is loaded."""
     if not texts and not input_:
         raise DataError("there is nothing to predict; give TEXT, --input FILE, or --input - for standard input")
     if is_folder_output(output):
+        if mix:
+            raise ConfigError("--mix cannot be combined with an output folder; write a file, such as texts.jsonl")
         validate_output_folder(output, texts, input_)
     elif repair:
         raise ConfigError("--repair needs an output folder, such as --output predictions/")

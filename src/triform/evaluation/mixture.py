@@ -7,6 +7,7 @@ probabilities of all tokens still sum to 1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -87,4 +88,11 @@ def cache_probabilities(tokens: IntArray, vocab_size: int, size: int = CACHE_SIZ
         if index > size:
             counts[tokens[index - 1 - size]] -= 1
         probs[index - 1] = (counts[tokens[index]] + 1 / vocab_size) / (min(index, size) + 1)
+    return probs
+
+
+def next_cache_probabilities(context: Sequence[int], vocab_size: int, size: int = CACHE_SIZE) -> FloatArray:
+    """Return the probabilities of all tokens after a context in the cache of `cache_probabilities`."""
+    recent = np.asarray(context[-size:], np.int64)
+    probs: FloatArray = (np.bincount(recent, minlength=vocab_size) + 1 / vocab_size) / (len(recent) + 1)
     return probs

@@ -136,7 +136,8 @@ class TextGenerator(Predictor):
 
     def build_adapter(self) -> GenerationAdapter:
         """Return the model as the scheduler uses it."""
-        return build_decoder_adapter(self.task.model.eval(), self.task.config.data.max_len)
+        adapter = build_decoder_adapter(self.task.model.eval(), self.task.config.data.max_len)
+        return adapter if self.task.wrap_adapter is None else self.task.wrap_adapter(adapter)
 
     @property
     def constraints(self) -> TokenConstraints:
@@ -309,6 +310,7 @@ class Generate(Task):
     shown_metrics = ("perplexity",)
     data_class = LanguageModelData
     model: AnyDecoder
+    wrap_adapter: Callable[[GenerationAdapter], GenerationAdapter] | None = None  # changes how tokens are predicted
 
     @classmethod
     def choose_data_class(cls, config: Config) -> type[LanguageModelData]:

@@ -1,4 +1,4 @@
-"""Evaluate a language model mixed with counts: n-grams of the training text, or a cache of recent tokens."""
+"""A language model mixed with counts: n-grams of the training text, or a cache of recent tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from triform.errors import ConfigError
 from triform.evaluation.baselines.ngram import MAX_TOKENS, FloatArray, IntArray, NGramModel
 from triform.evaluation.metrics import Metrics
-from triform.evaluation.mixture import MixtureWeights, cache_probabilities
+from triform.evaluation.mixture import MixtureWeights, cache_probabilities, next_cache_probabilities
 from triform.nn.loss import IGNORE_INDEX
 from triform.tasks.baseline import encode_start
 from triform.tasks.evaluation import iter_logits
@@ -71,9 +71,13 @@ class MixtureEvaluation:
 
     def describe(self) -> str:
         """Return a sentence with the mean weights for the user."""
-        values = zip(self.components, self.weights.mean, strict=True)
-        weights = ", ".join(f"{name} {weight:.3f}" for name, weight in values)
-        return f"mean weights of {self.name}, learned on validation data: {weights}"
+        return describe_weights(self.components, self.weights)
+
+
+def describe_weights(components: Sequence[str], weights: MixtureWeights) -> str:
+    """Return a sentence with the mean weights for the user."""
+    values = ", ".join(f"{name} {weight:.3f}" for name, weight in zip(components, weights.mean, strict=True))
+    return f"mean weights of {' + '.join(components)}, learned on validation data: {values}"
 
 
 class MixedLanguageModel:
@@ -129,6 +133,25 @@ class MixedLanguageModel:
                 ngram_probs, buckets = self.ngram.score(tokens)
                 probs.append(ngram_probs)
         return ScoredTokens(np.stack(probs), buckets)
+
+    def mix_next(self, model_probs: FloatArray, contexts: Sequence[Sequence[int]]) -> FloatArray:
+        """Return the probabilities of all next tokens after some contexts.
+
+        Args:
+            model_probs: The probabilities of the model: (contexts, vocabulary).
+            contexts: The tokens before.
+        """
+        mixed = np.empty_like(model_probs)
+        for index, context in enumerate(contexts):
+            probs, bucket = [model_probs[index]], 0
+            for name in self.mix:
+                if name == "cache":
+                    probs.append(next_cache_probabilities(context, model_probs.shape[1]))
+                elif self.ngram is not None:
+                    ngram_probs, bucket = self.ngram.next_probabilities(context)
+                    probs.append(ngram_probs)
+            mixed[index] = self.weights.by_bucket[bucket] @ np.stack(probs)
+        return mixed
 
     def _fit_weights(self, scored: ScoredTokens) -> MixtureWeights:
         n_buckets = self.ngram.order if self.ngram else 1

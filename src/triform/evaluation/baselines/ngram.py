@@ -117,6 +117,14 @@ class NGramModel:
         n_known = np.sum([context >= 0 for context in contexts[1:]], axis=0, dtype=np.int64)
         return self._probabilities(contexts, stream[1:])[-1], np.broadcast_to(n_known, len(stream) - 1)
 
+    def next_probabilities(self, context: Sequence[int]) -> tuple[FloatArray, int]:
+        """Return the probabilities of all tokens after a context, and how many tokens of the context are known."""
+        recent = validate_tokens(context[-self.order :], self.vocab_size)
+        contexts = [ids[-1] for ids in self._ngram_ids(pad_start(recent, self.vocab_size, self.order))]
+        every_token = np.arange(self.vocab_size)
+        probs = self._probabilities([np.full(self.vocab_size, value) for value in contexts], every_token)[-1]
+        return probs, sum(int(value >= 0) for value in contexts[1:])
+
     def loss(self, tokens: Sequence[int] | IntArray) -> float:
         """Return the mean loss in nats of all tokens except the first."""
         return self.losses(tokens)[-1]
