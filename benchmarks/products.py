@@ -8,21 +8,23 @@ are larger than the caches of a processor, as in decoding.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.options import parse_options
 from benchmarks.report import BenchmarkReport
-from triform.nn.kernels.few_rows import N_PARTS, select_product, split_product, stationary_product
+from triform.nn.kernels.cpu_linear import onednn_product, use_cpu_products
 
 WIDTH, LAYERS, VOCABULARY, REPEATS = 768, 6, 6_000, 8
-ROWS = (1, 2, 4, 8, 16, 32)
-Multiply = Callable[[Tensor, Tensor], object]
+ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
+N_PARTS = 8
+Multiply = Callable[[Tensor, Any], object]
 
 
 def thread_times() -> dict[str, float]:
@@ -44,25 +46,34 @@ def measure(multiply_all: Callable[[], object], repeats: int) -> dict[str, float
     return {"best_ms": min(times), "busier_thread_ms": min(busier)}
 
 
-def multiply_layers(multiply: Multiply, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+def multiply_layers(multiply: Multiply, inputs: Sequence[Tensor], weights: Iterable[Any]) -> None:
     for x, weight in zip(inputs, weights, strict=True):
         multiply(x, weight)
 
 
-def fp32_products(n_rows: int, weights: Sequence[Tensor]) -> dict[str, tuple[Multiply, Sequence[Tensor]]]:
+def fp32_products(weights: Sequence[Tensor]) -> dict[str, tuple[Multiply, Iterable[Any]]]:
     """Return the products by name, each with the weights in the form that it takes."""
-    mkldnn = torch.ops.mkldnn
-    packed = [mkldnn._reorder_linear_weight(weight, n_rows) for weight in weights]
+    layers = nn.Sequential(*(build_layer(weight) for weight in weights))
+    use_cpu_products(layers)
     return {
-        "triform": (lambda x, weight: select_product(len(x), weight)(x, weight), weights),
+        "triform": (lambda x, layer: layer(x), layers),
         "F.linear": (F.linear, weights),
-        "weights @ rows": (stationary_product, weights),
-        f"{N_PARTS} parts in a batch": (split_product, weights),
-        "oneDNN packed": (lambda x, weight: mkldnn._linear_pointwise(x, weight, None, "none", [], ""), packed),
+        "oneDNN": (lambda x, weight: onednn_product(x, weight, None), weights),
+        f"{N_PARTS} parts of the weights in a batch": (multiply_parts, weights),
     }
 
 
-@torch.inference_mode()
+def build_layer(weight: Tensor) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = nn.Parameter(weight)
+    return layer
+
+
+def multiply_parts(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply parts of the weights by the transposed rows, in one batch of products that threads divide."""
+    return torch.bmm(weight.view(N_PARTS, -1, weight.shape[1]), x.t().expand(N_PARTS, -1, -1))
+
+
 def compare(report: BenchmarkReport) -> None:
     width, layers = (32, 1) if report.smoke else (WIDTH, LAYERS)
     shapes = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)] * layers
@@ -75,8 +86,9 @@ def compare(report: BenchmarkReport) -> None:
     report.add_figures("sum of as many numbers", gb_per_s=n_bytes / figures["best_ms"] / 1e6, **figures)
     for n_rows in ROWS:
         inputs = [torch.randn(n_rows, weight.shape[1], dtype=torch.float32) for weight in weights]
-        for name, (multiply, forms) in fp32_products(n_rows, weights).items():
-            figures = measure(partial(multiply_layers, multiply, inputs, forms), 1 if report.smoke else REPEATS)
+        for name, (multiply, forms) in fp32_products(weights).items():
+            with torch.inference_mode():
+                figures = measure(partial(multiply_layers, multiply, inputs, forms), 1 if report.smoke else REPEATS)
             report.add_figures(f"{n_rows} rows", who=name, **figures)
 
 

@@ -21,7 +21,7 @@ def _no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_command_lets_waiting_threads_sleep_after_a_short_spin(triform: Command) -> None:
     assert triform("--version").code == 0
-    assert os.environ["GOMP_SPINCOUNT"] == "1000"
+    assert os.environ["GOMP_SPINCOUNT"] == "3000"
     assert "asleep after a short spin" in threads.describe_waiting()
 
 

@@ -168,20 +168,21 @@ def _inspect_attention() -> dict[str, str]:
 def _inspect_products() -> dict[str, str]:
     """Return the product that a CPU uses for each number of rows, compared with `F.linear` on an example."""
     import torch
+    from torch import nn
 
-    from triform.nn.kernels.few_rows import PRODUCT_LABELS, select_product
+    from triform.nn.kernels.cpu_linear import CpuLinear, has_onednn
 
-    weight = torch.randn(512, 512)
+    layer = nn.Linear(512, 512)
+    fast = CpuLinear(layer, can_pack=has_onednn())
     products = {}
     with torch.inference_mode():
-        for n_rows in (1, 4, 16, 64):
+        for n_rows in (1, 16, 1024):
             x = torch.randn(n_rows, 512)
-            product = select_product(n_rows, weight)
-            error = (product(x, weight) - x @ weight.T).abs().max().item()
-            label = PRODUCT_LABELS[product]
+            product = fast.select_product(x).value
+            error = (fast(x) - layer(x)).abs().max().item()
             if error > 1e-3:
-                raise RuntimeError(f"{label} ({n_rows} rows): differs from the plain product by {error:.1e}")
-            products[f"fp32 product of {n_rows} row{'s' * (n_rows > 1)} on the CPU"] = label
+                raise RuntimeError(f"{product} ({n_rows} rows): differs from the plain product by {error:.1e}")
+            products[f"fp32 product of {n_rows:,} row{'s' * (n_rows > 1)} on the CPU"] = product
     return products
 
 

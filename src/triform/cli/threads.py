@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 SPIN_VARIABLE = "GOMP_SPINCOUNT"
-SPIN_COUNT = 1_000  # rounds of a waiting loop, a few microseconds; the library's own default is 300,000
+SPIN_COUNT = 3_000  # rounds of a waiting loop, tens of microseconds; the library's own default is 300,000
 WAIT_VARIABLES = (SPIN_VARIABLE, "OMP_WAIT_POLICY", "KMP_BLOCKTIME")
 
 

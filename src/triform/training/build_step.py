@@ -6,6 +6,7 @@ import torch
 from torch import distributed
 
 from triform.config import TrainConfig
+from triform.nn.kernels.cpu_linear import mkl_lacks_avx512, use_cpu_products
 from triform.tasks.batch import Dataset
 from triform.tasks.device_data import DeviceDataset
 from triform.tasks.task import Task
@@ -34,6 +35,8 @@ def build_train_step(task: Task, data: Dataset, max_steps: int) -> TrainStep:
         return ShardedTrainStep(task, data, max_steps, device_dataset)
     device_dataset = load_device_dataset(task, data) if is_cuda else None
     if device_dataset is None:
+        if mkl_lacks_avx512():  # elsewhere, `F.linear` trains as fast
+            use_cpu_products(task.model)
         return TrainStep(task, data)
     return CudaGraphTrainStep(task, data, device_dataset, max_steps)
 

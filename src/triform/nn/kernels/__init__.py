@@ -10,7 +10,7 @@
 - `vmap`: attention of several stacked models in one call.
 - `chunked_loss`: the loss over a large vocabulary without all logits in memory.
 - `bf16_weights`: bf16 copies of the fp32 weights for matrix products.
-- `few_rows`: products of a few rows with large weights on the CPU, as in decode steps.
+- `cpu_linear`: linear layers on the CPU by oneDNN, for decode steps and for training.
 - `int8`, `precision`: the precision of a trained model: fp32, bf16 or int8.
 - `cuda_graph`: captures work as a CUDA graph.
 """

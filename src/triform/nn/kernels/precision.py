@@ -14,7 +14,7 @@ from torch import nn
 from triform.config import ModelConfig
 from triform.errors import ConfigError
 from triform.nn.kernels import int8
-from triform.nn.kernels.few_rows import use_few_rows_products
+from triform.nn.kernels.cpu_linear import use_cpu_products
 
 Precision = Literal["fp32", "bf16", "int8"]
 BF16_CPU_FLAGS = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")  # torch.cpu's names for them
@@ -49,7 +49,7 @@ def cast_model(model: nn.Module, precision: Precision) -> None:
     elif precision == "int8":
         int8.quantize_linears(model)
     else:
-        use_few_rows_products(model)
+        use_cpu_products(model)
 
 
 def is_reduced_precision(model: nn.Module) -> bool:
