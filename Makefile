@@ -8,6 +8,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 # Many tests start Python processes, which start faster from compiled files.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --timeout 600
+# Tests of scripts, benchmarks and pages, which run hardly any line of the package that other tests do not run.
+NOT_COUNTED := tests/fuzz tests/serving/browser tests/explain/test_page_browser.py tests/test_benchmarks.py tests/test_site.py
 SCHEMA := $(BIN)/check-jsonschema --quiet --builtin-schema vendor
 
 INPUTS ?= 20000
@@ -26,10 +28,9 @@ test: $(VENV)/.installed-dev lint types
 	$(PYTEST) --numprocesses 0 --last-failed --last-failed-no-failures none; else exit $$code; fi
 
 coverage: $(VENV)/.installed-dev
-	@echo "== Running the tests and counting the lines that they run (longer than make test)"
-	@$(PYTEST) --cov --cov-report=
-	@$(BIN)/coverage json --quiet -o .coverage.json
-	@$(BIN)/python tests/check_coverage.py .coverage.json
+	@echo "== Running the tests and counting the lines that they run (somewhat longer than make test)"
+	@$(PYTEST) --cov --cov-report= $(addprefix --ignore ,$(NOT_COUNTED)); code=$$?; \
+	$(BIN)/coverage json --quiet -o .coverage.json && $(BIN)/python tests/check_coverage.py .coverage.json && exit $$code
 
 fuzz: $(VENV)/.installed-dev
 	@echo "== $(INPUTS) bad inputs (make fuzz INPUTS=... SEED=...; 20,000 took 18 minutes on a busy machine)"
