@@ -140,7 +140,9 @@ def test_translators_of_each_kind_learn_with_cut_tokens(more: dict[str, float], 
     }
     if kind == "lstm":
         settings["model"].pop("n_heads")
-    result = train("translate", out=tmp_path / "run", device="cpu", quiet=True, **settings)
+    data = tmp_path / "pairs.tsv"
+    data.write_text("".join(f"one {n} two {n % 7}\tun {n} deux {n % 7}\n" for n in range(60)), encoding="utf-8")
+    result = train("translate", data=data, out=tmp_path / "run", device="cpu", quiet=True, **settings)
     assert math.isfinite(result.evaluate()["loss"])
 
 
