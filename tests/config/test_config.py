@@ -93,7 +93,7 @@ INVALID_VALUES = [
     ("tokenizer.vocab_size", -1),
     ("tokenizer.min_count", 0),
     *((f"model.{name}", -1) for name in ("d_model", "d_ff", "n_layers", "n_heads", "n_kv_heads", "head_hidden")),
-    *((f"model.{name}", -1) for name in ("max_distance", "bigram_buckets", "n_segments")),
+    *((f"model.{name}", -1) for name in ("max_distance", "bigram_buckets", "term_buckets", "n_segments")),
     ("model.norm_eps", -1e-5),
     *(("model.rotary_scaling", value) for value in ((0.0,), (2.0, 1.0), (8.0, 4.0, 1.0, 64.0), (2.0,))),
     ("model.n_buckets", 3),
@@ -500,6 +500,7 @@ def settings_strategy(*, layered: bool) -> st.SearchStrategy[dict[str, Any]]:
         "train.swa_fraction": st.just(0.0),  # excludes train.ema_decay
         "tokenizer.bpe_dropout": st.just(0.0),
         "model.bigram_buckets": st.just(0),
+        "model.term_buckets": st.just(0),
         "train.lora_rank": st.just(0),
         "train.embeddings": st.just(""),
         "train.parallel": st.sampled_from(["auto", "ddp"]),  # train.exact excludes fsdp

@@ -46,6 +46,6 @@ def test_the_plain_core_trains_without_the_kernels_package_and_equals_the_fast_p
 
 
 def test_the_plain_core_is_short_enough_to_be_read() -> None:
-    others = {SOURCE / "models" / name for name in ("ensemble.py", "masked.py")}
+    others = {SOURCE / "models" / name for name in ("ensemble.py", "masked.py", "wide.py")}
     files = {*(SOURCE / "models").glob("*.py"), *(SOURCE / "nn").glob("*.py")} - others
     assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) <= MAX_CORE_LINES

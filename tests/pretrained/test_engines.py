@@ -254,6 +254,7 @@ UNUSED_SETTINGS = {
     "attention_dropout",
     "n_buckets",
     "bigram_buckets",
+    "term_buckets",
     "pooling",
     "head_hidden",
     "head_activation",

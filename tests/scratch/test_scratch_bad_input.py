@@ -37,6 +37,7 @@ UNSUPPORTED_MODEL: dict[str, Any] = {
     "window": 4,
     "layer_windows": (4,),
     "bigram_buckets": 9,
+    "term_buckets": 9,
     "n_kv_heads": 1,
     "norm_eps": 1e-3,
     "embedding_norm": True,

@@ -23,6 +23,7 @@ CGROUP_FILES = (  # limit and usage of a container: control groups version 2, th
 # The settings that determine the number of parameters of each role, in the order in which to lower them.
 SETTINGS_BY_ROLE = {
     "tokens": "the vocabulary (tokenizer.vocab_size), model.bigram_buckets or model.d_model",
+    "terms": "the vocabulary (tokenizer.vocab_size) or model.term_buckets",
     "output": "the vocabulary (tokenizer.vocab_size), model.head_hidden or model.d_model",
     "positions": "data.max_len, model.max_distance or model.d_model",
     "feedforward": "model.d_ff, model.d_model or model.n_layers",

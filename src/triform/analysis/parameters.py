@@ -14,7 +14,9 @@ from typing import ClassVar, Literal
 from triform.config import Config, DataSizes
 from triform.errors import ConfigError
 
-Role = Literal["tokens", "positions", "attention", "cross", "score", "feedforward", "norm", "recurrent", "output"]
+Role = Literal[
+    "tokens", "positions", "attention", "cross", "score", "feedforward", "norm", "recurrent", "output", "terms"
+]
 FORM_BY_TASK = {"classify": "encoder", "generate": "decoder", "translate": "encoder-decoder"}
 
 
@@ -170,6 +172,7 @@ class _TransformerCounter:
             Symbol(name="V", meaning="vocabulary", value=sizes.vocab_size),
             Symbol(name="V′", meaning="target vocabulary", value=target),
             Symbol(name="P", meaning="bigram_buckets, rows of the bigram table", value=model.bigram_buckets),
+            Symbol(name="W", meaning="terms: V + term_buckets", value=sizes.vocab_size + model.term_buckets),
             Symbol(name="N", meaning="max_len, maximum number of tokens", value=sizes.max_len),
             Symbol(name="k", meaning="max_distance", value=model.resolved_max_distance),
             Symbol(name="n", meaning="n_buckets", value=model.n_buckets),
@@ -298,6 +301,10 @@ class _TransformerCounter:
             yield self._row("hidden layer", "output", "d·h", "h")
             width = "h"
         yield self._row("label logits", "output", f"{width}·C", "C" * self.model.head_bias)
+        if self.model.term_buckets:
+            note = "fitted, not trained by steps"
+            yield self._row("linear part: terms", "terms", "W·C + W", "C", note=note)
+            yield self._row("linear part: mixture", "terms", "2", note="of the two classifiers")
 
     def _row(
         self,

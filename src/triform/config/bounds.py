@@ -40,6 +40,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "model.norm_eps": (0, 1),
     "model.n_segments": (0, 1000),
     "model.bigram_buckets": (0, 2**28),
+    "model.term_buckets": (0, 2**28),
     "model.head_hidden": (0, 2**20),
     "train.mask_rate": (0.01, 0.9),
     "train.lr": (0, 1e38),

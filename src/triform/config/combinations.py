@@ -44,6 +44,14 @@ def validate_combinations(config: Config) -> None:
         not model.bigram_buckets or task == "classify",
         f"model.bigram_buckets applies to classify only, not to {task}",
     )
+    require(
+        not model.term_buckets or config.predicts_labels,
+        "model.term_buckets applies to classify only, and not to pretraining; leave it out",
+    )
+    require(
+        not (model.term_buckets and train.parallel == "fsdp"),
+        "model.term_buckets needs the whole model in each process; leave out train.parallel=fsdp",
+    )
     if config.tokenizer.bpe_dropout and (task == "generate" or config.tokenizer.kind not in ("auto", "bpe")):
         raise ConfigError("tokenizer.bpe_dropout applies only to classify and translate with tokenizer.kind=bpe")
     if train.r_drop and not (model.dropout or model.attention_dropout):

@@ -25,20 +25,9 @@ HeadActivation = Literal["relu", "tanh"]
 
 # The settings that a recurrent model uses. All others must keep their default or a value that changes nothing.
 RECURRENT_SETTINGS = (
-    *(
-        "kind",
-        "d_model",
-        "n_layers",
-        "dropout",
-        "attention_dropout",
-        "attention_score",
-        "attention_scale",
-        "attention_direction",
-        "bias",
-        "qkv_bias",
-    ),
-    *("out_bias", "tie_embeddings", "bigram_buckets", "pooling", "head_hidden", "head_activation"),
-    "head_bias",
+    *("kind", "d_model", "n_layers", "dropout", "attention_dropout", "attention_score", "attention_scale"),
+    *("attention_direction", "bias", "qkv_bias", "out_bias", "tie_embeddings", "bigram_buckets", "pooling"),
+    *("head_hidden", "head_activation", "head_bias"),
 )
 # Settings that a recurrent model uses only in translate, where it attends to the source.
 ATTENTION_SETTINGS = ("attention_score", "attention_scale", "attention_dropout", "qkv_bias", "out_bias")
@@ -215,6 +204,14 @@ class ModelConfig:
         "The number of rows of a hashed embedding table for pairs of neighbouring tokens.",
         applies_to="classify",
         details="0 means none.",
+    )
+    term_buckets: int = setting(
+        0,
+        "The number of hash buckets for pairs of tokens in a linear classifier beside the Transformer.",
+        applies_to="classify with model.kind=transformer",
+        details="0 means no linear classifier. It reads tokens and neighbouring pairs with the weights of TF-IDF. "
+        "A logistic regression is fitted to the training texts before the first step, and each validation fits "
+        "the weights with which the two classifiers are added. For the default of classify, see train.max_steps.",
     )
     pooling: PoolingKind = setting(
         "mean",

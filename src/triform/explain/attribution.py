@@ -2,7 +2,8 @@
 
 Integrated gradients average the gradient along a straight line from a baseline, in which every token is unknown, to
 the embeddings of the text. The attributions add up to the difference between the logits of the text and of the
-baseline. The number of steps is doubled until they do.
+baseline. The number of steps is doubled until they do. What a token contributes through the linear part of a model,
+which has no embeddings, is added.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from torch import Tensor
 
 from triform.explain.attention_maps import Attribution
 from triform.models.factory import AnyClassifier
+from triform.models.wide import TermClassifier
 from triform.nn.embedding import InputEmbedding
+from triform.nn.layouts import as_layout
 
 MIN_STEPS, MAX_STEPS = 32, 1024
 COMPLETENESS_TOLERANCE = 0.01  # relative to the difference of the logits, or to 0.1 if that is larger
@@ -34,7 +37,9 @@ def compute_attributions(
     with torch.no_grad():
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         embeddings = embedding.token_vectors(tokens, positions)  # (1, T, D)
-        baseline = embedding.token_vectors(torch.full_like(tokens, unknown_token), positions)
+        unknown = torch.full_like(tokens, unknown_token)
+        baseline = embedding.token_vectors(unknown, positions)
+        of_terms = _term_contributions(model, tokens, label) - _term_contributions(model, unknown, label)  # (T)
 
     def compute_gradient(points: Tensor) -> tuple[Tensor, Tensor]:  # (N, T, D) -> (N), (N, T, D)
         """Return the logits at these embeddings, and their gradients."""
@@ -47,8 +52,9 @@ def compute_attributions(
 
     logit, gradient = compute_gradient(embeddings)
     logit_gain = (logit - compute_gradient(baseline)[0]).item()
-    gradient_times_input = (gradient * embeddings).sum(-1)[0].tolist()
+    gradient_times_input = ((gradient * embeddings).sum(-1)[0] + of_terms).tolist()
     integrated_gradients = _integrate_gradients(compute_gradient, baseline, embeddings, logit_gain)
+    integrated_gradients = tuple((torch.tensor(integrated_gradients) + of_terms.cpu()).tolist())
     labels = tuple(pieces)
     return (
         Attribution(
@@ -56,10 +62,18 @@ def compute_attributions(
             label=label_name,
             pieces=labels,
             values=integrated_gradients,
-            total=logit_gain,
+            total=logit_gain + of_terms.sum().item(),
         ),
         Attribution(method="gradient × input", label=label_name, pieces=labels, values=tuple(gradient_times_input)),
     )
+
+
+def _term_contributions(model: AnyClassifier, tokens: Tensor, label: int) -> Tensor:  # (1, T) -> (T)
+    """Return what the tokens contribute to a logit through the linear part, which has no embeddings."""
+    part = getattr(model, "linear_part", None)
+    if not isinstance(part, TermClassifier):
+        return torch.zeros(tokens.shape[1], device=tokens.device)
+    return part.contributions(tokens, as_layout(None))[0, :, label]
 
 
 def _integrate_gradients(

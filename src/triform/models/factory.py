@@ -8,6 +8,7 @@ from triform.models.encoder import Classifier
 from triform.models.masked import MaskedLM
 from triform.models.recurrent import RecurrentClassifier, RecurrentDecoder, RecurrentSeq2Seq
 from triform.models.seq2seq import Seq2Seq
+from triform.models.wide import WideClassifier
 
 AnyClassifier = Classifier | RecurrentClassifier
 AnyDecoder = Decoder | RecurrentDecoder
@@ -23,7 +24,8 @@ def build_classifier(config: ModelConfig, sizes: DataSizes) -> AnyClassifier:
         >>> type(model).__name__
         'RecurrentClassifier'
     """
-    return (RecurrentClassifier if config.is_recurrent else Classifier)(config, sizes)
+    transformer_class = WideClassifier if config.term_buckets else Classifier
+    return (RecurrentClassifier if config.is_recurrent else transformer_class)(config, sizes)
 
 
 def build_decoder(config: ModelConfig, sizes: DataSizes) -> AnyDecoder:

@@ -35,6 +35,7 @@ COMMON_SETTINGS: Settings = {
     "window": -1,
     "layer_windows": (),
     "bigram_buckets": 0,
+    "term_buckets": 0,
 }
 MAX_SIZE = 2**31  # limit for vocab_size and max_len
 # Settings that have no effect in most families: settings of other position schemes, of classification heads, and

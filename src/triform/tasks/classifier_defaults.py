@@ -1,4 +1,4 @@
-"""Defaults for classifiers: one layer with strong regularisation, and enough steps for small data.
+"""Defaults for classifiers: one layer with strong regularisation, a linear part, and enough steps for small data.
 
 Labelled data is mostly small, and a deeper model overfits it or takes too few steps. A user who sets the size of
 the model or the length of training has chosen another model, and nothing here applies then.
@@ -23,6 +23,9 @@ SELECTION_SETTINGS = ("data.valid", "train.patience", "train.schedule")
 R_DROP = 3.0  # for fewer rows than MIN_SELECTION_ROWS
 R_DROP_ALTERNATIVES = ("model.dropout", "train.mixup")  # R-Drop needs dropout, and is not combined with mixup
 MIN_STEPS = 300  # small data is read again and again
+MIN_TERM_BUCKETS, MAX_TERM_BUCKETS = 2**12, 2**20
+MAX_TERM_WEIGHTS = 2**22  # buckets × labels: 16 MB
+MAX_LINEAR_WORK = 30 * MILLION  # tokens × labels; fitting the linear part takes minutes with more
 MIN_SELECTION_ROWS = 2_000  # a tenth of fewer rows is too little to choose between the weights of several steps
 
 
@@ -79,6 +82,7 @@ class ClassifierDefaults:
             "train.weight_decay": 0.1,
             "train.label_smoothing": 0.1,
             "train.max_steps": n_steps,
+            "model.term_buckets": choose_term_buckets(config, n_tokens),
         }
         if n_rows < MIN_SELECTION_ROWS and not self._gives_one_of(SELECTION_SETTINGS):
             settings["train.eval_every"] = n_steps
@@ -90,8 +94,18 @@ class ClassifierDefaults:
         length = f"{n_steps} steps ({n_steps / steps_per_epoch:.2g} epochs)"
         return (
             config,
-            f"chosen for {n_rows:,} texts: 1 layer of width 64, dropout {config.model.dropout:g}, {length}",
+            f"chosen for {n_rows:,} texts: 1 layer of width 64, dropout {config.model.dropout:g}, {length}"
+            + (", and a linear part (model.term_buckets)" if config.model.term_buckets else ""),
         )
 
     def _gives_one_of(self, names: Collection[str]) -> bool:
         return any(name in self.user_settings for name in names)
+
+
+def choose_term_buckets(config: Config, n_tokens: int) -> int:
+    """Return a power of two, about twice the number of training tokens; 0 if there is no linear part."""
+    n_labels = max(2, len(config.data.labels))
+    if n_tokens * n_labels > MAX_LINEAR_WORK or config.train.parallel == "fsdp":
+        return 0
+    n_buckets = min(max(MIN_TERM_BUCKETS, 2 * n_tokens), MAX_TERM_BUCKETS, MAX_TERM_WEIGHTS // n_labels)
+    return 1 << (n_buckets.bit_length() - 1)

@@ -64,7 +64,8 @@ def load_if_stackable(task: Task, data: Dataset, seeds: Sequence[int]) -> Device
 
     It is faster if the model is small and padding the batches to one shape wastes little.
     """
-    separate = must_train_alone(task.config.train) or task.config.model.is_recurrent  # cuDNN layers have no vmap
+    model = task.config.model  # the layers of cuDNN have no vmap, and a linear part is not trained by steps
+    separate = must_train_alone(task.config.train) or model.is_recurrent or bool(model.term_buckets)
     limit = None if separate else STACK_LIMITS.get(task.device.type)
     device_dataset = load_device_dataset(task, data) if limit and len(seeds) > 1 else None
     if limit is None or device_dataset is None:

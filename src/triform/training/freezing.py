@@ -68,6 +68,8 @@ def freeze_parameters(model: nn.Module, config: Config) -> None:
     for name, parameter in model.named_parameters():
         if config.task == "classify" and name.startswith("classification_head."):
             parameter.requires_grad_()
+        if name.startswith("linear_part."):  # it is fitted, not trained by steps
+            parameter.requires_grad_(False)
 
 
 def _unfreeze_positions(model: nn.Module, *, vectors_loaded: bool) -> None:

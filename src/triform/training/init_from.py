@@ -35,6 +35,7 @@ COMPATIBLE_TASKS: dict[TaskName, tuple[TaskName, ...]] = {
     "generate": ("generate",),
     "translate": ("translate", "classify"),
 }
+LINEAR_PART = "linear_part."  # prefix of the names of weights that each run fits to its own texts
 HEADS = ("classification_head.", "lm_head.")  # prefixes of the names of a head's weights
 # Settings under `model.` that may differ from those of the base.
 OVERRIDABLE_MODEL_SETTINGS = (
@@ -44,6 +45,7 @@ OVERRIDABLE_MODEL_SETTINGS = (
     "layer_windows",
     "attention_direction",
     "head_hidden",
+    "term_buckets",
 )
 
 
@@ -89,6 +91,8 @@ def apply_base(requested: Settings, *, verify: bool = True) -> Settings:
     tokenizer_per_language = (path / "tokenizer.source.json").exists()
     file = path / ("tokenizer.source.json" if tokenizer_per_language else "tokenizer.json")
     model_settings = {name: value for name, value in flatten_config(config).items() if name.startswith("model.")}
+    if requested["task"] != config.task:
+        model_settings["model.term_buckets"] = 0  # only a classifier has a linear part
     inherited: Settings = {
         **model_settings,
         "data.max_len": config.data.max_len,
@@ -205,13 +209,13 @@ def load_matching_weights(task: Task, path: Path, *, verify: bool = True) -> Loa
     validate_finite(folder.model_file, weights)
     loaded, new = [], []
     for name, parameter in named_weights(task.model).items():
-        if name not in weights or not _is_transferable(name, config, task.config):
+        if name not in weights or name.startswith(LINEAR_PART) or not _is_transferable(name, config, task.config):
             new.append(name)
             continue
         with torch.no_grad():
             parameter.copy_(_fit_positions(name, weights[name], parameter, path))
         loaded.append(name)
-    if missing := [name for name in new if config.task == task.name and not name.startswith(HEADS)]:
+    if missing := [name for name in new if config.task == task.name and not name.startswith((*HEADS, LINEAR_PART))]:
         raise ConfigError(f"{path} does not match the settings: it has no {missing[0]}")
     return LoadReport(loaded, new, sorted(weights.keys() - set(loaded)))
 

@@ -31,6 +31,7 @@ from triform.training.display import ProgressDisplay
 from triform.training.distillation import load_teacher, teacher_files
 from triform.training.init_from import load_initial_weights
 from triform.training.length import extend_run, format_stopped_early_notice, resolve_length
+from triform.training.linear_part import fit_linear_part
 from triform.training.memory import fit_batch_to_memory, require_training_memory
 from triform.training.run_folder import RunFolder
 from triform.training.time_budget import fit_steps_to_budget
@@ -56,6 +57,8 @@ def prepare_data_and_model(
         defaults = None if resume or user_settings is None else choose_defaults(config, user_settings, device)
         prepared = choose_task(config).prepare(config, folder.path, resume=resume, defaults=defaults)
         notices = load_initial_weights(prepared.task, folder, resume=resume)
+        if not (resume and folder.latest_checkpoint()):
+            fit_linear_part(prepared.task, prepared.train)
         load_teacher(prepared.task, device, verify=folder.verify)
         require_training_memory(prepared.task, device)
         return replace(prepared, notices=(*prepared.notices, *notices))

@@ -35,6 +35,7 @@ from triform.training.checkpoint import (
 )
 from triform.training.checkpoint_writer import CheckpointWriter
 from triform.training.epochs import is_validation_step, steps_for_epochs, steps_per_validation
+from triform.training.linear_part import fit_mixture
 from triform.training.lora_adapter import AdapterFile, merged_weights
 from triform.training.optim import build_schedule
 from triform.training.rng import get_rng_state, set_rng_state
@@ -288,6 +289,7 @@ class Trainer(Interruptible):
         started_at, random_state = time.monotonic(), get_rng_state(self.task.device)
         try:
             with self.train_step.use_ema_weights(self.n_averaged_steps):
+                fit_mixture(self.task, self.valid_data)
                 metrics = None if self.valid_data is None else self.evaluate(self.valid_data)
                 monitored = {name: self.evaluate(data) for name, data in self.monitors.items()}
                 self.task.model.train()
@@ -326,13 +328,11 @@ class Trainer(Interruptible):
             progress.best, progress.best_step, progress.stale = metrics, progress.step, 0
             self._save_model()
             self._emit_now("best", metric=self.task.metric, value=metrics[self.task.metric])
-        elif self.task.lower_loss_is_progress and metrics["loss"] < progress.lowest_loss:
-            progress.stale = 0
         else:
-            progress.stale += 1
+            has_lower_loss = self.task.lower_loss_is_progress and metrics["loss"] < progress.lowest_loss
+            progress.stale = 0 if has_lower_loss else progress.stale + 1
         progress.lowest_loss = min(metrics["loss"], progress.lowest_loss)
-        if self._out_of_patience():
-            progress.finished = "patience"
+        progress.finished = "patience" if self._out_of_patience() else progress.finished
 
     def _out_of_patience(self) -> bool:
         return 0 < self.config.patience <= self.progress.stale

@@ -1,0 +1,137 @@
+"""The linear part of a classifier: the solution of scikit-learn, mixed with the encoder, the same when resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from same_runs import MODEL, StoppedAfter, assert_same_run, train_run
+from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+
+from triform.config.settings import build_config
+from triform.errors import ConfigError
+from triform.launch import train
+from triform.nn.layouts import as_layout
+from triform.run import Run, load
+from triform.tasks.classify import Classify
+from triform.training import linear_part
+from triform.training.linear_part import find_linear_part, fit_mixture, solve_mixture
+
+TRAIN_SETTINGS = {"max_steps": 6, "eval_every": 3, "log_every": 3, "checkpoint_every": 2, "batch_size": 8}
+WITH_TERMS = {**MODEL, "term_buckets": 2**14}
+
+
+def term_logits(run: Run, texts: list[str]) -> np.ndarray[Any, Any]:
+    part = find_linear_part(run.task.model)
+    assert part is not None
+    tokens = [torch.tensor([run.task.tokenizer.encode(text)]) for text in texts]
+    return torch.cat([part.term_logits(row, as_layout(None)) for row in tokens]).detach().numpy()
+
+
+def test_the_fitted_weights_are_those_of_scikit_learn(
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear_part, "C_GRID", (10.0,))
+    monkeypatch.setattr(linear_part, "MAX_NGRAM_TOKENS", 0)  # words share nothing
+    valid = tmp_path / "valid.tsv"
+    valid.write_text("good\tword1\nbad\tword3\n", encoding="utf-8")
+    out = train_run(rows, tmp_path / "run", TRAIN_SETTINGS, model=WITH_TERMS, valid=str(valid))
+    labels, texts = zip(*(line.split("\t") for line in Path(rows).read_text().splitlines()), strict=True)
+    options: dict[str, Any] = {"token_pattern": r"\S+", "ngram_range": (1, 2)}
+    counts = CountVectorizer(**options).fit(texts)
+    document_frequency = counts.transform(texts).getnnz(axis=0)
+    frequent = [
+        term for term, index in counts.vocabulary_.items() if " " not in term or document_frequency[index] > 1
+    ]
+    vectorizer = TfidfVectorizer(**options, sublinear_tf=True, vocabulary=frequent)
+    classifier = LogisticRegression(C=10.0, tol=1e-8, max_iter=5000).fit(vectorizer.fit_transform(texts), labels)
+    expected = classifier.decision_function(vectorizer.transform(texts[:20]))
+    logits = term_logits(load(out, device="cpu"), list(texts[:20]))
+    np.testing.assert_allclose(logits[:, 1] - logits[:, 0], expected, atol=2e-3)
+
+
+def test_words_with_common_letters_share_a_part_of_their_weight(tmp_path: Path) -> None:
+    lines = [f"good\tamazing film{n}\ngood\tamazed crowd{n}\nbad\tboring plot{n}\n" for n in range(12)]
+    lines += ["good\tamazement\n", "bad\tamazement\n", "good\tzzz\n", "bad\tzzz\n"]
+    path = tmp_path / "rows.tsv"
+    path.write_text("".join(lines), encoding="utf-8")
+    settings = {"model": WITH_TERMS, "data.valid_fraction": 0.0}
+    run = load(train_run(str(path), tmp_path / "run", TRAIN_SETTINGS, **settings), device="cpu")
+    known, unrelated = term_logits(run, ["amazement", "zzz"])
+    gain = (known - unrelated)[list(run.config.data.labels).index("good")]
+    assert gain > 0.01
+
+
+def test_an_encoder_that_knows_nothing_gets_no_weight_and_one_that_knows_more_gets_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(2, (400,), generator=generator)
+    signal = torch.nn.functional.one_hot(labels, 2).double() - 0.5
+    noise = torch.randn(2, 400, 2, generator=generator, dtype=torch.float64)
+    useless, useful = 3 * noise[0], 2 * signal + noise[1]
+    encoder, terms = solve_mixture(torch.stack([useless, useful]), labels)
+    assert encoder < 0.1 < terms
+    encoder, terms = solve_mixture(torch.stack([useful, useless]), labels)
+    assert terms < 0.1 < encoder
+    assert solve_mixture(torch.zeros(2, 0, 2, dtype=torch.float64), labels[:0]) == [0.0, 1.0]
+
+
+def test_validation_fits_the_mixture_and_leaves_no_other_trace(rows: str, tmp_path: Path) -> None:
+    run = load(train_run(rows, tmp_path / "run", TRAIN_SETTINGS, model=WITH_TERMS), device="cpu")
+    assert isinstance(run.task, Classify)
+    part = find_linear_part(run.task.model)
+    assert part is not None
+    fitted = {name: parameter.clone() for name, parameter in part.named_parameters()}
+    assert not torch.equal(fitted["mixture"], torch.ones(2))
+    part.mixture.data = torch.tensor([0.3, 0.7])
+    fit_mixture(run.task, run.task.data.load_validation_dataset([], run.path))
+    for name, parameter in part.named_parameters():
+        torch.testing.assert_close(parameter, fitted[name])
+
+
+def test_a_resumed_run_ends_with_the_same_bits(rows: str, tmp_path: Path, stopped_after: StoppedAfter) -> None:
+    unbroken = train_run(rows, tmp_path / "unbroken", TRAIN_SETTINGS, model=WITH_TERMS)
+    with stopped_after(5):
+        train_run(rows, tmp_path / "parts", TRAIN_SETTINGS, model=WITH_TERMS)
+    train("classify", out=tmp_path / "parts", device="cpu", quiet=True, resume=True)
+    assert_same_run(unbroken, tmp_path / "parts")
+
+
+def test_several_seeds_train_one_after_another_with_one_linear_part(rows: str, tmp_path: Path) -> None:
+    config = {"data": rows, "model": WITH_TERMS, "train": TRAIN_SETTINGS}
+    train("classify", out=tmp_path / "first", seed=1, device="cpu", quiet=True, **config)
+    train("classify", out=tmp_path / "second", seed=2, device="cpu", quiet=True, **config)
+    parts = [find_linear_part(load(tmp_path / name, device="cpu").task.model) for name in ("first", "second")]
+    assert parts[0] is not None
+    assert parts[1] is not None
+    assert torch.equal(parts[0].weight, parts[1].weight)  # it has no random numbers
+
+
+def test_a_run_that_starts_from_another_fits_its_own_linear_part(rows: str, tmp_path: Path) -> None:
+    base = train_run(rows, tmp_path / "base", TRAIN_SETTINGS, model=WITH_TERMS)
+    other = tmp_path / "other.tsv"
+    other.write_text("".join(f"{'abc'[n % 3]}\tword{n % 3} thing{n}\n" for n in range(40)), encoding="utf-8")
+    out = tmp_path / "new"
+    settings = {"train": {**TRAIN_SETTINGS, "init_from": str(base)}}
+    run = train("classify", data=str(other), out=out, device="cpu", quiet=True, **settings)
+    part = find_linear_part(run.task.model)
+    assert part is not None
+    assert part.weight.shape[1] == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"task": "generate"}, "model.term_buckets applies to classify only"),
+        ({"task": "classify", "train.objective": "masked"}, "model.term_buckets applies to classify only"),
+        ({"task": "classify", "train.parallel": "fsdp"}, "leave out train.parallel=fsdp"),
+        ({"task": "classify", "model.kind": "gru"}, "has no effect with model.kind=gru"),
+    ],
+    ids=str,
+)
+def test_a_linear_part_is_refused_where_it_has_no_place(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_config({"model.term_buckets": 64, **settings})
