@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from triform.cli.help import OUTPUT, TRAINING, argument, option
 from triform.cli.options import DeviceOption, JsonOption, QuietOption, print_json
 from triform.cli.workers import WorkersOption, local_workers
 from triform.formatting import echo
+
+if TYPE_CHECKING:
+    from triform.experiments.search.results import SearchResult
 
 SEARCH = "Search"
 StorageOption = Annotated[
@@ -39,6 +42,10 @@ def search(
     out: Annotated[
         str, option(OUTPUT, "FOLDER", "Folder for the trials and the report. The default is runs/NAME.")
     ] = "",
+    record: Annotated[
+        Path | None,
+        option(OUTPUT, "FILE", "Also write the space, all trials, seeds, times, data and device to a .json file."),
+    ] = None,
     quiet: QuietOption = False,
     json_: JsonOption = False,
 ) -> None:
@@ -67,6 +74,8 @@ def search(
     options = {"out": out, "storage": storage, "device": device, "quiet": quiet}
     with local_workers([*arguments, *(["--quiet"] if quiet else [])], workers) as start_workers:
         result = run_search(space, trials=trials or 0, seeds=seeds or 0, on_start=start_workers, **options)  # type: ignore[arg-type]
+    if record:
+        _write_record(record, result, space.name, device)
     if json_:
         print_json(search_to_dict(result))
         return
@@ -74,3 +83,12 @@ def search(
     echo(f"report: {result.path / 'search.md'} (and search.json)")
     if result.best:
         echo(f"train:  {train_command(result)}")
+
+
+def _write_record(path: Path, result: SearchResult, space_name: str, device: str) -> None:
+    from triform.device import resolve_device
+    from triform.experiments.reproduce.result_file import environment_info
+    from triform.experiments.search.record import build_record, write_record
+
+    command = f"triform search {space_name} --trials {result.space.trials} --seeds {len(result.space.seeds)}"
+    write_record(path, build_record(result, environment_info(resolve_device(device), command)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from triform.errors import CheckpointError, DataError
@@ -14,6 +15,7 @@ from triform.experiments.reproduce.systems import WHY_TRANSFORMERS as WHY
 from triform.experiments.reproduce.tables import format_section
 from triform.experiments.reproduce.why.comparison import STUDY_TITLE
 from triform.experiments.reproduce.why.tables import format_section as why_section
+from triform.experiments.search.record import describe_choice, read_record
 from triform.formatting import metric_label
 from triform.reporting.attention_figure import render_attention_maps
 from triform.reporting.loss_curves import (
@@ -57,7 +59,7 @@ def render_pages(results: Path) -> dict[str, str]:
     ]
     pictures: dict[str, str] = {}
     for name, system in load_systems().items():
-        result = results_by_name[name]
+        system, result = with_searches(system, results / "search"), results_by_name[name]
         figures = _render_figures(system, result) if result else {}
         links = [f"![{title}]({path})" for path, (title, _) in figures.items()]
         parts.append(format_section(system, result, links, collapsed=True))
@@ -66,6 +68,28 @@ def render_pages(results: Path) -> dict[str, str]:
     parts += [why_section(why_result), METHODS.rstrip()]
     claims_page = render_claims_page(results_by_name | {WHY: why_result})
     return {"": "\n\n".join(parts) + "\n", CLAIMS_PAGE: claims_page, **pictures}
+
+
+def with_searches(system: ReferenceSystem, records: Path) -> ReferenceSystem:
+    """Return the system with descriptions that say which search chose the settings of a variant.
+
+    Args:
+        system: The system.
+        records: The folder of the records.
+
+    Raises:
+        DataError: A variant has other settings than those that its search chose.
+    """
+    variants = []
+    for variant in system.variants:
+        path = records / f"{variant.search}.json"
+        if variant.search and path.exists():
+            choice = describe_choice(variant.settings, read_record(path))
+            variant = replace(
+                variant, description=f"{variant.description}; {choice} (`results/search/{path.name}`)"
+            )
+        variants.append(variant)
+    return replace(system, variants=tuple(variants))
 
 
 def _render_figures(system: ReferenceSystem, result: ExperimentResult) -> dict[str, tuple[str, str]]:

@@ -42,6 +42,7 @@ class SystemVariant:
     vocabulary_files: tuple[str, ...] = ()  # files of the word vocabulary, if not the training file
     use_word_vectors: bool = False  # start from the word vectors of the system
     init_from: str = ""  # folder of a published model to start from, next to the datasets
+    search: str = ""  # the record in results/search that chose the settings
     trained: bool = True  # False: the published model is evaluated without training
     description: str = ""
 
