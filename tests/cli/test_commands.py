@@ -227,7 +227,10 @@ def test_doctor_says_what_is_here(triform: Command) -> None:
     assert report["devices"]["auto"] in ("cpu", "cuda", "mps")
     assert report["devices"]["cpu_waiting"]
     assert {"python", "system", "packages", "attention", "products", "disk"} <= set(report)
-    assert report["products"]["fp32 product of 4 rows on the CPU"].startswith("weights @ transposed rows")
+    assert set(report["products"]) == {
+        f"fp32 product of {rows} on the CPU" for rows in ("1 row", "16 rows", "1,024 rows")
+    }
+    assert set(report["products"].values()) <= {product.value for product in Product}
     assert all(report["packages"].values())
     plain = triform("doctor")
     assert plain.code == 0
@@ -409,6 +412,7 @@ INTERRUPTED_COMMAND = """
 import os, signal
 from triform.cli.main import main
 from triform.training.trainer import Trainer
+from triform.nn.kernels.cpu_linear import Product
 step = Trainer.step
 def interrupt_then_step(trainer):
     if trainer.progress.step == 11:

@@ -21,7 +21,11 @@ CHOICES_OF_THE_USER = (
 # A user who sets one of these wants several validations.
 SELECTION_SETTINGS = ("data.valid", "train.patience", "train.schedule")
 R_DROP = 3.0  # for fewer rows than MIN_SELECTION_ROWS
-R_DROP_ALTERNATIVES = ("model.dropout", "train.mixup")  # R-Drop needs dropout, and is not combined with mixup
+R_DROP_ALTERNATIVES = (
+    "model.dropout",
+    "train.mixup",
+    "train.simcut",
+)  # R-Drop needs dropout and excludes the others
 MIN_STEPS = 300  # small data is read again and again
 MIN_TERM_BUCKETS, MAX_TERM_BUCKETS = 2**12, 2**20
 MAX_TERM_WEIGHTS = 2**22  # buckets × labels: 16 MB
