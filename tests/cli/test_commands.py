@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 import triform as package
 from triform.cli import doctor
 from triform.cli.main import skip_last_collection
+from triform.nn.kernels.cpu_linear import Product
 
 Command = Any  # `triform(...)` and `train(...)` of conftest: they give an Answer
 Files = Any
@@ -412,7 +413,6 @@ INTERRUPTED_COMMAND = """
 import os, signal
 from triform.cli.main import main
 from triform.training.trainer import Trainer
-from triform.nn.kernels.cpu_linear import Product
 step = Trainer.step
 def interrupt_then_step(trainer):
     if trainer.progress.step == 11:

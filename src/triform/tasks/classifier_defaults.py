@@ -25,7 +25,7 @@ R_DROP_ALTERNATIVES = (
     "model.dropout",
     "train.mixup",
     "train.simcut",
-)  # R-Drop needs dropout and excludes the others
+)  # R-Drop needs dropout, and is not combined
 MIN_STEPS = 300  # small data is read again and again
 MIN_TERM_BUCKETS, MAX_TERM_BUCKETS = 2**12, 2**20
 MAX_TERM_WEIGHTS = 2**22  # buckets × labels: 16 MB
