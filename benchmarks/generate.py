@@ -107,11 +107,13 @@ def compare(report: BenchmarkReport, folder: Path) -> None:
     )
     for rows in (1, 32) if report.cuda else (1,):
         prompts = peers.generate_texts(tokenizer, [PROMPT_LEN] * rows)
-        peers.report_agreement(report, contestants, prompts, size.n_new)
         runs = {name: partial(decode_texts, prompts) for name, decode_texts in contestants.items()}
         repeats = 1 if report.smoke else 5
         title = f"{size.n_new} tokens, batch {rows}"
-        timings = report.measure(title, runs, repeats, units=size.n_new * rows, unit="tokens")
+        timings = report.measure(
+            title, runs, repeats, units=size.n_new * rows, unit="tokens", timed_last=peers.SLOWING_CONTESTANTS
+        )
+        peers.report_agreement(report, contestants, prompts, size.n_new)
         if not report.cuda:
             report_bandwidth_shares(report, timings, n_weights, size.n_new)
 

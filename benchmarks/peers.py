@@ -30,6 +30,8 @@ from triform.text import BOS, EOS, PAD, UNK, Tokenizer, train_tokenizer
 from triform.text.tokens import SPECIAL_TOKENS
 
 BANNED_TOKENS = (PAD, UNK, BOS, EOS)
+# After CTranslate2 has computed in int8, torch's products take up to twice as long in the same process.
+SLOWING_CONTESTANTS = ("triform int8, engine ctranslate2", "ctranslate2 int8")
 TokenRows = list[list[int]]
 DecodeFn = Callable[[list[str]], Any]
 

@@ -6,7 +6,7 @@ import argparse
 import datetime
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -57,10 +57,24 @@ class BenchmarkReport:
         print(f"{name}: {device_text}, torch {torch.__version__}, {self.environment['date']}")
 
     def measure(
-        self, title: str, contestants: Mapping[str, TimedFn], repeats: int, *, units: float = 0, unit: str = ""
+        self,
+        title: str,
+        contestants: Mapping[str, TimedFn],
+        repeats: int,
+        *,
+        units: float = 0,
+        unit: str = "",
+        timed_last: Collection[str] = (),
     ) -> dict[str, Timing]:
-        """Time contestants in turns at the same work, which consists of `units`."""
-        timings = time_in_turns(contestants, repeats, self.device)
+        """Time contestants in turns at the same work, which consists of `units`.
+
+        Those in `timed_last` slow down the others for the rest of the process. They take turns after all others.
+        """
+        is_last = {name: name in timed_last for name in contestants}
+        timings = {}
+        for group in (False, True):
+            members = {name: run for name, run in contestants.items() if is_last[name] is group}
+            timings.update(time_in_turns(members, repeats, self.device))
         self.add_timings(title, timings, units=units, unit=unit)
         return timings
 

@@ -114,11 +114,13 @@ def compare(report: BenchmarkReport, folder: Path) -> None:
     rng = random.Random(0)
     lengths = [max(4, min(MAX_LEN, int(rng.lognormvariate(2.8, 0.5)))) for _ in range(size.sentences)]
     sources = peers.generate_texts(tokenizer, lengths)
-    peers.report_agreement(report, contestants, sources[:20], size.n_new)
     runs = {name: partial(decode_texts, sources) for name, decode_texts in contestants.items()}
     title = f"{size.sentences} sentences, beam {size.beam}, {size.n_new} tokens each"
     repeats = 1 if report.smoke else 3
-    report.measure(title, runs, repeats, units=size.sentences, unit="sentences")
+    report.measure(
+        title, runs, repeats, units=size.sentences, unit="sentences", timed_last=peers.SLOWING_CONTESTANTS
+    )
+    peers.report_agreement(report, contestants, sources[:20], size.n_new)
 
 
 def main(arguments: list[str] | None = None) -> None:
