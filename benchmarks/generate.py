@@ -111,7 +111,7 @@ def compare(report: BenchmarkReport, folder: Path) -> None:
         repeats = 1 if report.smoke else 5
         title = f"{size.n_new} tokens, batch {rows}"
         timings = report.measure(
-            title, runs, repeats, units=size.n_new * rows, unit="tokens", timed_last=peers.SLOWING_CONTESTANTS
+            title, runs, repeats, units=size.n_new * rows, unit="tokens", timed_last=peers.slowing_contestants(runs)
         )
         peers.report_agreement(report, contestants, prompts, size.n_new)
         if not report.cuda:

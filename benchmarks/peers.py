@@ -11,7 +11,7 @@ import itertools
 import os
 import random
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,8 +30,6 @@ from triform.text import BOS, EOS, PAD, UNK, Tokenizer, train_tokenizer
 from triform.text.tokens import SPECIAL_TOKENS
 
 BANNED_TOKENS = (PAD, UNK, BOS, EOS)
-# After CTranslate2 has computed in int8, torch's products take up to twice as long in the same process.
-SLOWING_CONTESTANTS = ("triform int8, engine ctranslate2", "ctranslate2 int8")
 TokenRows = list[list[int]]
 DecodeFn = Callable[[list[str]], Any]
 
@@ -207,6 +205,11 @@ def _build_own_contestant(task: Generate | Translate, **attributes: Any) -> Deco
     vars(variant).update(attributes)
     decode_texts = without_end_token(variant.predictor.predict)
     return lambda texts: task.target_tokenizer.encode_batch(decode_texts(texts))
+
+
+def slowing_contestants(contestants: Collection[str]) -> list[str]:
+    """Return those that use CTranslate2. After it has run, torch takes up to twice as long in the same process."""
+    return [name for name in contestants if "ctranslate2" in name]
 
 
 def report_agreement(

@@ -118,7 +118,7 @@ def compare(report: BenchmarkReport, folder: Path) -> None:
     title = f"{size.sentences} sentences, beam {size.beam}, {size.n_new} tokens each"
     repeats = 1 if report.smoke else 3
     report.measure(
-        title, runs, repeats, units=size.sentences, unit="sentences", timed_last=peers.SLOWING_CONTESTANTS
+        title, runs, repeats, units=size.sentences, unit="sentences", timed_last=peers.slowing_contestants(runs)
     )
     peers.report_agreement(report, contestants, sources[:20], size.n_new)
 
