@@ -63,6 +63,7 @@ METRICS = {
     "bleu": MetricInfo("BLEU", is_out_of_100=True),
     "chrf": MetricInfo("chrF", is_out_of_100=True),
     "sentence_bleu": MetricInfo("sentence BLEU", is_out_of_100=True),
+    "tokenised_bleu": MetricInfo("tokenised BLEU", is_out_of_100=True),
 }
 
 MAX_NAME_WIDTH = 40  # longer cells in the first column of a table are wrapped

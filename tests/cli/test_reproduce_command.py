@@ -20,6 +20,11 @@ def test_an_unknown_system_is_refused(triform: Command) -> None:
     assert "did you mean 'imdb-encoder'?" in triform("reproduce", "imdb-encode").refusal
 
 
+def test_an_unknown_variant_of_one_of_several_systems_is_refused(triform: Command) -> None:
+    refused = triform("reproduce", "positions", "--variant", "alibi-2").refusal
+    assert refused.startswith("--variant alibi-2: positions-classify has no such variant; choose from both, best")
+
+
 def test_no_seeds_are_refused(triform: Command) -> None:
     for seeds in (0, -1):
         assert (

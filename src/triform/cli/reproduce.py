@@ -31,7 +31,7 @@ VariantOption = Annotated[
     option(
         TRAINING,
         "NAME",
-        "Variants to run: as-reported, best or both.",
+        "Variants to run: as-reported, best or both, or the name of one variant.",
         complete=complete_from(("as-reported", "best", "both")),
     ),
 ]
@@ -83,6 +83,8 @@ def reproduce(
     systems = () if name == WHY else match_systems(name)
     if seeds is not None and seeds < 1:
         raise ConfigError(f"--seeds {seeds}: each variant needs at least 1 seed")
+    for system in systems:
+        system.select_variants(variant)  # refuses an unknown name before anything is trained
     out_folder = Path(out or "runs/reproduce")
     options = ReproduceOptions(
         data=data, variant=variant, seeds=seeds or 0, out=out_folder, results=results, device=device, smoke=smoke

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from triform.config.settings import SETTING_TYPES
 from triform.errors import DataError
 from triform.experiments.reproduce.page import render_pages, write_results_page
 from triform.experiments.reproduce.result_file import read_result, write_result
-from triform.experiments.reproduce.summary import summary_table
+from triform.experiments.reproduce.summary import compare_with_baseline, summary_table
 from triform.experiments.reproduce.system import MetricColumn
 from triform.experiments.reproduce.systems import WHY_TRANSFORMERS, get_system, load_systems
 from triform.experiments.reproduce.tables import (
@@ -53,7 +54,7 @@ def test_a_section_has_reported_and_own_figures_baselines_and_circumstances() ->
     page = format_section(get_system("speeches-lm"), result)
     assert "| *reported, as-reported* | 375.02 | 476.34 | 414.64 | 162.97 |" in page
     assert "| **as-reported** | 381.00 ± 12.71 | 481.00 ± 12.71 | 421.00 ± 12.71 | 160.00 ± 0.00 |" in page
-    assert "| 855,890 | 2 | 1 min 23 s |" in page
+    assert "| 855,890 | 2 | fp32 | CPU | 1 min 23 s | 0.023 CPU hours |" in page
     assert "| **best** | not run |" in page
     assert "| baseline: ngram | 240.50 |" in page
     assert "| baseline: other | not fitted: too little text |" in page
@@ -198,7 +199,7 @@ def test_a_smoke_run_is_no_result() -> None:
     assert "; target " not in format_section(get_system("speeches-lm"), result)
     assert "; target " in format_section(get_system("speeches-lm"), result | {"quick": False})
     assert "Its figures have no meaning" in format_section(get_system("speeches-lm"), result)
-    assert {row[-2] for row in summary_rows("speeches-lm", result)} == {"not run"}
+    assert {tuple(row[-3:]) for row in summary_rows("speeches-lm", result)} == {("", "not run", "")}
 
 
 def summary_rows(name: str, result: Any) -> list[list[str]]:
@@ -207,25 +208,63 @@ def summary_rows(name: str, result: Any) -> list[list[str]]:
     return [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()[2:]]
 
 
-def test_the_summary_has_a_row_for_each_figure_with_its_target() -> None:
-    runs = [perplexity_metrics(290.0, 390.0, 320.0)]
-    rows = summary_rows("speeches-lm", make_result("speeches-lm", make_variant_result("best", "best", runs)))
-    assert [row[1:] for row in rows] == [
-        ["Obama, perplexity", "as-reported", "375.02", "not run", ""],
-        ["", "best", "", "290.00", "reached"],
-        ["W. Bush, perplexity", "as-reported", "476.34", "not run", ""],
-        ["", "best", "", "390.00", "**not reached**"],
-        ["G.H. Bush, perplexity", "as-reported", "414.64", "not run", ""],
-        ["", "best", "", "320.00", "reached"],
+def test_the_summary_has_a_row_for_each_figure_with_the_best_baseline_and_a_verdict() -> None:
+    runs = [perplexity_metrics(290.0, 390.0, 320.0), perplexity_metrics(291.0, 391.0, 330.0)]
+    result = make_result("speeches-lm", make_variant_result("best", "best", runs))
+    result["baselines"] = {
+        "weak": {"obama": {"perplexity": 900.0}},
+        "ngram": {name: {"perplexity": value} for name, value in (("obama", 400.0), ("wbush", 370.0))},
+    }
+    # The intervals are ± 6.35, ± 6.35 and ± 63.53. Lower perplexities are better.
+    assert [row[1:] for row in summary_rows("speeches-lm", result)] == [
+        ["Obama, perplexity", "as-reported", "375.02", "400.00 (ngram)", "not run", ""],
+        ["", "best", "", "400.00 (ngram)", "290.50 ± 6.35", "better than the baseline; target reached"],
+        ["W. Bush, perplexity", "as-reported", "476.34", "370.00 (ngram)", "not run", ""],
+        ["", "best", "", "370.00 (ngram)", "390.50 ± 6.35", "worse than the baseline; **target missed**"],
+        ["G.H. Bush, perplexity", "as-reported", "414.64", "", "not run", ""],
+        ["", "best", "", "", "325.00 ± 63.53", "target reached"],
     ]
+
+
+def test_a_figure_is_compared_with_its_baseline_by_its_interval() -> None:
+    assert compare_with_baseline("accuracy", [0.80, 0.82], 0.90) == "no difference shown"  # 0.81 ± 0.127
+    assert compare_with_baseline("accuracy", [0.80, 0.82, 0.81], 0.84) == "worse than the baseline"
+    assert compare_with_baseline("accuracy", [0.80, 0.82, 0.81], 0.78) == "better than the baseline"
+    assert compare_with_baseline("perplexity", [80.0, 82.0, 81.0], 84.0) == "better than the baseline"
+    assert compare_with_baseline("perplexity", [80.0, 82.0, 81.0], 78.0) == "worse than the baseline"
+    assert compare_with_baseline("tokenised_bleu", [41.0], 16.0) == "one seed, no interval"
+
+
+def test_a_variant_without_results_says_why() -> None:
+    system = get_system("speeches-lm")
+    variants = tuple(replace(variant, not_run_reason="needs a GPU") for variant in system.variants)
+    result = make_result(
+        "speeches-lm", make_variant_result("best", "best", [perplexity_metrics(300.0, 381.0, 332.0)])
+    )
+    system = replace(system, variants=variants)
+    assert "| **as-reported** | not run; needs a GPU |" in format_section(system, result)
+    rows = summary_table({"speeches-lm": system}, {"speeches-lm": result}).splitlines()[2:4]
+    assert [row.endswith("| needs a GPU |") for row in rows] == [True, False]
+
+
+def test_every_setting_that_saw_the_test_set_is_listed() -> None:
+    system = replace(get_system("speeches-lm"), test_set_history=("`best` without dropout: 310",))
+    runs = [perplexity_metrics(300.0, 381.0, 332.0)] * 2
+    result = make_result("speeches-lm", make_variant_result("best", "best", runs))
+    section = format_section(system, result | {"failures": {"as-reported": "seed-0 of 1 diverged"}})
+    assert "**Every setting that saw the test set**\n\n- `best` without dropout: 310\n" in section
+    assert "- `best`, the settings of this page: 2 seeds, 2026-01-02\n" in section
+    assert "- `as-reported`, the settings of this page: diverged, not evaluated\n" in section
+    without_test = make_result("shakespeare-char", make_variant_result("best", "best", [{"valid": {"loss": 1.4}}]))
+    assert "saw the test set" not in format_section(get_system("shakespeare-char"), without_test)
 
 
 def test_the_summary_compares_a_reported_figure_with_ours_in_the_same_metric() -> None:
     metrics = {"test beam 5": {"bleu": 29.0}, "test greedy": {"bleu": 28.0, "sentence_bleu": 31.5}}
     result = make_result("ted-en-fr", make_variant_result("set-1", "as-reported", [metrics]))
     rows = summary_rows("ted-en-fr", result)
-    assert ["sacreBLEU, beam 5", "set-1", "", "29.00", ""] in [row[1:] for row in rows]
-    assert ["mean sentence BLEU, greedy", "set-1", "37.45", "31.50", ""] in [row[1:] for row in rows]
+    assert ["sacreBLEU, beam 5", "set-1", "", "", "29.00", ""] in [row[1:] for row in rows]
+    assert ["mean sentence BLEU, greedy", "set-1", "37.45", "", "31.50", ""] in [row[1:] for row in rows]
     assert not any(row[2] == "best" for row in rows[-4:])
 
 

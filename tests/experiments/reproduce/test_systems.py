@@ -318,8 +318,17 @@ def test_altered_data_is_refused_before_anything_is_trained(data: Path, tmp_path
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_variant_is_selected_by_its_group_or_its_name() -> None:
+    system = get_system("speeches-classifier")
+    assert [variant.name for variant in system.select_variants("pairs")] == ["pairs"]
+    assert {variant.group for variant in system.select_variants("best")} == {"best"}
+    assert len(system.select_variants("both")) == len(system.variants)
+
+
 def test_bad_questions_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--variant worst does not exist; choose from as-reported, best, both"):
-        ReproduceOptions(variant="worst")
+    with pytest.raises(
+        ConfigError, match="--variant worst: speeches-lm has no such variant; choose from both, as-reported, best"
+    ):
+        LM.select_variants("worst")
     with pytest.raises(ConfigError, match=r"unknown system 'speeches-ml'; did you mean 'speeches-lm'\?"):
         get_system("speeches-ml")

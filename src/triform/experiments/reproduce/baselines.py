@@ -9,7 +9,7 @@ from triform.config import DataConfig
 from triform.config.settings import build_config
 from triform.data.readers import read_aligned, read_chunks, read_rows
 from triform.evaluation.baselines import fit_baselines
-from triform.evaluation.metrics import Metrics
+from triform.evaluation.metrics import Metrics, lowercase_bleu
 from triform.experiments.reproduce.data import ExperimentData
 from triform.experiments.reproduce.embeddings import build_vocabulary
 from triform.tasks.splits import find_split_point
@@ -33,10 +33,15 @@ def evaluate_system_baselines(data: ExperimentData) -> tuple[dict[str, dict[str,
     for eval_set, path in data.eval_files().items():
         if eval_set in ("train", "valid") and path:  # these sets compare variants, not systems
             continue
-        baseline_metrics = fitted.evaluate(read_set(path))
+        rows = list(read_set(path))
+        baseline_metrics = fitted.evaluate(rows)
         reasons |= baseline_metrics.reasons
         for name, metrics in baseline_metrics.items():
             if metrics:
+                if data.system.task == "translate":
+                    translator: Any = fitted.fitted[name]
+                    hypotheses = translator.predict([pair.source for pair in rows])
+                    metrics["tokenised_bleu"] = lowercase_bleu(hypotheses, [pair.target for pair in rows])
                 metrics_by_baseline.setdefault(name, {})[eval_set] = {
                     metric: float(value) for metric, value in metrics.items()
                 }

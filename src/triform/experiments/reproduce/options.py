@@ -6,10 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from triform.errors import ConfigError
 from triform.launch import RunOptions
-
-GROUPS = ("as-reported", "best", "both")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +15,7 @@ class ReproduceOptions:
 
     Args:
         data: Folder of datasets; "" for the folder of `triform data get`.
-        variant: The group of variants to run: `as-reported`, `best` or `both`.
+        variant: The group of variants to run, `as-reported`, `best` or `both`, or the name of one variant.
         seeds: Number of seeds for each variant; 0 for the number in the declaration of the variant.
         out: Folder for the runs.
         results: Folder for the result files.
@@ -33,10 +30,6 @@ class ReproduceOptions:
     results: Path = Path("results")
     device: str = "auto"
     smoke: bool = False
-
-    def __post_init__(self) -> None:
-        if self.variant not in GROUPS:
-            raise ConfigError(f"--variant {self.variant} does not exist; choose from {', '.join(GROUPS)}")
 
     @property
     def results_folder(self) -> Path:

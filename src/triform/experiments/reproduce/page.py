@@ -32,17 +32,21 @@ INTRODUCTION = """# Results
 This page compares our results for every reference system with the reported figures and with baselines. Each system
 was trained with the reported settings and with better ones. Repeat a result with `triform reproduce NAME`;
 [Reproducing the results](reproduce.md) explains how, and [Claims of the reports](claims.md) judges what the reports
-say. ± is half of the 95 % confidence interval of a mean over seeds.
+say. ± is half of the 95 % confidence interval of a mean over seeds. The verdict compares our mean with the best
+baseline of the metric: "no difference shown" means that the baseline lies within the interval.
 """
 STUDIES_INTRODUCTION = "These studies have no reported figures; their sections contain the results:"
 METHODS = """## How the results were obtained
 
 - `triform reproduce NAME` trains a system and writes `results/NAME.json`. `triform reproduce tables` writes this
   page from these files. A test writes the page again and compares it with this one.
-- Settings were chosen on validation data, and the test set was evaluated once for each seed. If more than one of
-  our settings was evaluated on the test set, the section of the system says so.
-- Means with ± are over several seeds. The interval is that of Student's t distribution. Comparisons are sign-flip
-  tests over paired seeds; p-values are corrected for the number of comparisons of a system by Holm's method.
+- Settings were chosen on validation data, and the test set was evaluated once for each seed. Each section lists
+  every setting that was evaluated on the test set, as far as the results of earlier versions and our notes show.
+- Training time and cost are those of all seeds of a variant together. The cost is the time for which the device was
+  in use, in hours; it includes validations and checkpoints.
+- Means with ± are over several seeds. The interval is that of Student's t distribution. It describes other seeds,
+  not other test data. Baselines have no seeds, so each of them is one number. Comparisons are sign-flip tests over
+  paired seeds; p-values are corrected for the number of comparisons of a system by Holm's method.
 - Loss curves and attention maps are those of the first seed. In an attention map, the token of a row reads the
   tokens of the columns. Darker cells have larger weights, and masked cells are beige.
 """

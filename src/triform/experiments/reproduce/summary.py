@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from triform.evaluation.statistics import summarise
 from triform.experiments.reproduce.result_file import ExperimentResult
 from triform.experiments.reproduce.system import MetricColumn, ReferenceSystem, SystemVariant
 from triform.experiments.reproduce.tables import NOT_RUN_TEXT, target_status
-from triform.experiments.reproduce.values import find_variant_result, format_mean_interval, seed_values
+from triform.experiments.reproduce.values import (
+    best_baseline,
+    find_variant_result,
+    format_mean_interval,
+    seed_values,
+)
+from triform.formatting import metric_info
 from triform.reporting.markdown import github_anchor, render_markdown_table
 
-HEADER = ("system", "metric", "variant", "reported", "ours", "target")
+HEADER = ("system", "metric", "variant", "reported", "baseline", "ours", "verdict")
 N_TEXT_COLUMNS = 3
 
 
@@ -49,6 +56,23 @@ def study_links(systems: Mapping[str, ReferenceSystem], more: Mapping[str, str])
     return "\n".join(lines)
 
 
+def compare_with_baseline(metric: str, values: Sequence[float], baseline: float) -> str:
+    """Say whether the mean of several seeds differs from a baseline by more than half of its 95 % interval.
+
+    >>> compare_with_baseline("accuracy", [0.91, 0.92, 0.91], 0.90)
+    'better than the baseline'
+    >>> compare_with_baseline("perplexity", [91.0, 92.0, 91.0], 90.0)
+    'no difference shown'
+    """
+    if len(values) == 1:
+        return "one seed, no interval"
+    summary = summarise(values)
+    if summary.low <= baseline <= summary.high:
+        return "no difference shown"
+    is_better = (summary.mean > baseline) == metric_info(metric).higher_is_better
+    return f"{'better' if is_better else 'worse'} than the baseline"
+
+
 def _summary_columns(system: ReferenceSystem) -> list[MetricColumn]:
     """Return the headline columns and the column that was reported, or nothing if nothing was reported."""
     if not any(variant.reported_metrics for variant in system.variants):
@@ -60,17 +84,31 @@ def _summary_columns(system: ReferenceSystem) -> list[MetricColumn]:
 def _figures(
     system: ReferenceSystem, result: ExperimentResult | None, column: MetricColumn, variant: SystemVariant
 ) -> list[str]:
-    """Return the reported figure, ours, and whether the targets for it were reached."""
-    statuses = [
-        target_status(system, result, target).partition(",")[0]
-        for target in system.targets
-        if result and (target.variant, target.column) == (variant.name, column.key)
-    ]
+    """Return the reported figure, the best baseline, our figure and the verdict on it."""
     reported = variant.reported_metrics.get(column.key)
+    baseline = best_baseline(column, result) if result else None
     variant_result = find_variant_result(result, variant.name) if result else None
-    ours = format_mean_interval(column, seed_values(variant_result, column.key)) if variant_result else NOT_RUN_TEXT
+    values = seed_values(variant_result, column.key) if variant_result else []
     return [
         "" if reported is None else format_mean_interval(column, [reported]),
-        ours,
-        ", ".join(dict.fromkeys(status for status in statuses if status)),
+        f"{format_mean_interval(column, [baseline[1]])} ({baseline[0]})" if baseline else "",
+        format_mean_interval(column, values) if variant_result else NOT_RUN_TEXT,
+        _verdict(system, result, column, variant, values, baseline) if values else variant.not_run_reason,
     ]
+
+
+def _verdict(
+    system: ReferenceSystem,
+    result: ExperimentResult | None,
+    column: MetricColumn,
+    variant: SystemVariant,
+    values: Sequence[float],
+    baseline: tuple[str, float] | None,
+) -> str:
+    """Compare our figure with the best baseline, and say whether the targets for it were reached."""
+    parts = [compare_with_baseline(column.metric, values, baseline[1])] if baseline else []
+    for target in system.targets:
+        if result and (target.variant, target.column) == (variant.name, column.key):
+            status = target_status(system, result, target).partition(",")[0]
+            parts.append({"reached": "target reached", "**not reached**": "**target missed**"}.get(status, status))
+    return "; ".join(dict.fromkeys(parts))

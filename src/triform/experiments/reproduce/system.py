@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from triform.config import TaskName
 from triform.config.settings import Settings
+from triform.errors import ConfigError
 from triform.experiments.reproduce.length_bins import LengthBins
 
 VariantGroup = Literal["as-reported", "best"]
@@ -45,6 +46,7 @@ class SystemVariant:
     search: str = ""  # the record in results/search that chose the settings
     trained: bool = True  # False: the published model is evaluated without training
     description: str = ""
+    not_run_reason: str = ""  # why there are no results yet, for the results page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,7 @@ class ReferenceSystem:
         failure_range: A `column`, and the range from `low` to `high` that contains the mean of a variant if its
             training failed as reported.
         word_vector_settings: Settings of the word vectors, which are learned from the training file.
+        test_set_history: Settings that were evaluated on the test set before those of the variants, one each.
     """
 
     name: str
@@ -123,7 +126,18 @@ class ReferenceSystem:
     targets: tuple[Target, ...] = ()
     pairings: tuple[PairedComparison, ...] = ()
     notes: tuple[str, ...] = ()
+    test_set_history: tuple[str, ...] = ()
 
-    def select_variants(self, group: str) -> list[SystemVariant]:
-        """Return the variants of a group, or all of them for `both`."""
-        return [variant for variant in self.variants if group in ("both", variant.group)]
+    def select_variants(self, name: str) -> list[SystemVariant]:
+        """Return the variants of a group, all of them for `both`, or the variant with this name.
+
+        Raises:
+            ConfigError: There is no such group or variant.
+        """
+        selected = [variant for variant in self.variants if name in ("both", variant.group)]
+        selected = selected or [variant for variant in self.variants if variant.name == name]
+        if not selected:
+            known = ["both", *(variant.group for variant in self.variants), *(item.name for item in self.variants)]
+            choices = ", ".join(dict.fromkeys(known))
+            raise ConfigError(f"--variant {name}: {self.name} has no such variant; choose from {choices}")
+        return selected

@@ -39,11 +39,12 @@ SYSTEM_KEYS = (
     *("title", "task", "dataset", "files", "tests", "columns", "common", "variants", "n_headline_columns"),
     *("reported_column", "split_leaked_rows", "prompts", "attention_example", "word_vectors", "targets"),
     *("pairings", "notes", "monitor", "measure_gradients", "failure_range", "length_file", "token_length_bins"),
+    "test_set_history",
 )
 TRANSLATION_KEYS = ("compared_group", "word_length_bins", "long_sentences", "n_examples")
 VARIANT_KEYS = (
     *("group", "seeds", "description", "vocabulary_files", "use_word_vectors", "init_from", "trained", "reported"),
-    "search",
+    *("search", "not_run_reason"),
 )
 
 
@@ -98,6 +99,7 @@ def parse_system(spec: Mapping[str, Any], name: str) -> ReferenceSystem:
             for pairing in declared.pop("pairings", ())
         ),
         notes=tuple(declared.pop("notes", ())),
+        test_set_history=tuple(declared.pop("test_set_history", ())),
         monitor=tuple(declared.pop("monitor", ())),
         word_length_bins=LengthBins(word_edges) if word_edges else None,
         token_length_bins=LengthBins(token_edges, open_ended=False) if token_edges else None,

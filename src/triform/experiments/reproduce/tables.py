@@ -9,6 +9,7 @@ from typing import Any
 
 from triform.evaluation.statistics import summarise
 from triform.experiments.pairing import VariantPair, compare_pairs, pair_over_seeds
+from triform.experiments.reproduce.costs import device_name, format_cost
 from triform.experiments.reproduce.progress_tables import format_progress
 from triform.experiments.reproduce.result_file import ExperimentResult
 from triform.experiments.reproduce.system import MetricColumn, ReferenceSystem, SystemVariant, Target
@@ -21,6 +22,7 @@ from triform.experiments.reproduce.translation_tables import (
     ranking_verdicts,
 )
 from triform.experiments.reproduce.values import (
+    baseline_values,
     find_variant_result,
     format_mean_interval,
     seed_values,
@@ -30,7 +32,8 @@ from triform.formatting import format_duration
 from triform.reporting.markdown import fold, render_markdown_table
 
 NOT_RUN_TEXT = "not run"
-ENVIRONMENT_COLUMNS = ("command", "hardware", "software", "precision", "vocabulary", "date")
+RUN_COLUMNS = ("parameters", "seeds", "precision", "device", "training time", "cost")
+ENVIRONMENT_COLUMNS = ("command", "hardware", "software", "vocabulary", "date")
 SMOKE_TEXT = "This was a smoke run, which only shows that everything works. Its figures have no meaning."
 MEAN_TOLERANCE = 1e-9  # a mean that equals a target may differ from it by rounding
 MIN_PAIRS = 2  # variants with fewer shared seeds are not compared
@@ -74,6 +77,7 @@ def format_section(
         *(fold("Texts written by the models", texts) if collapsed else texts),
         *figures,
         *notes,
+        *_test_set_settings(system, result),
         "**Environment**",
         _environment_table(result),
     ]
@@ -94,12 +98,13 @@ def _variant_descriptions(system: ReferenceSystem) -> str:
 
 
 def _results_table(system: ReferenceSystem, result: ExperimentResult) -> str:
-    head = ["variant", *(column.title for column in system.columns), "parameters", "seeds", "training time"]
+    head = ["variant", *(column.title for column in system.columns), *RUN_COLUMNS]
+    empty = [""] * len(RUN_COLUMNS)
     rows = []
     for variant in system.variants:
         if variant.reported_metrics:
             figures = [_format_single(column, variant.reported_metrics) for column in system.columns]
-            rows.append([f"*reported, {variant.name}*", *figures, "", "", ""])
+            rows.append([f"*reported, {variant.name}*", *figures, *empty])
         rows.append(
             _variant_row(
                 system, variant, find_variant_result(result, variant.name), result["failures"].get(variant.name, "")
@@ -120,7 +125,7 @@ def _variant_row(
         return [
             f"**{variant.name}**",
             f"failed: {failure.partition('; ')[0]}" if failure else _not_run_text(variant),
-            *[""] * (len(system.columns) + 2),
+            *[""] * (len(system.columns) + len(RUN_COLUMNS) - 1),
         ]
     figures = [format_mean_interval(column, seed_values(variant_result, column.key)) for column in system.columns]
     return [
@@ -128,12 +133,16 @@ def _variant_row(
         *figures,
         f"{variant_result['parameters']:,}",
         str(len(variant_result["runs"])),
+        variant_result["trained_in"],
+        device_name(variant_result),
         format_duration(variant_result["seconds"]),
+        format_cost(variant_result),
     ]
 
 
 def _not_run_text(variant: SystemVariant) -> str:
-    return f"{NOT_RUN_TEXT}; {_needed_model(variant.init_from)}" if variant.init_from else NOT_RUN_TEXT
+    reason = variant.not_run_reason or (_needed_model(variant.init_from) if variant.init_from else "")
+    return f"{NOT_RUN_TEXT}; {reason}" if reason else NOT_RUN_TEXT
 
 
 def _needed_model(init_from: str) -> str:
@@ -142,26 +151,27 @@ def _needed_model(init_from: str) -> str:
 
 def _baseline_rows(system: ReferenceSystem, result: ExperimentResult) -> list[list[str]]:
     """Return one row for each baseline. If a baseline could not be fitted, the row contains the reason."""
-    rows = []
-    for name, metrics_by_set in result["baselines"].items():
-        values_by_key = {
-            f"{eval_set}.{metric}": value
-            for eval_set, metrics in metrics_by_set.items()
-            for metric, value in metrics.items()
-        }
-        # A baseline has one translation, which counts for both ways of decoding.
-        values_by_key |= {
-            f"test {decoding}.{key[5:]}": metric_value
-            for decoding in ("greedy", "beam 5")
-            for key, metric_value in values_by_key.items()
-            if key[:5] == "test."
-        }
-        rows.append(
-            [f"baseline: {name}", *(_format_single(column, values_by_key) for column in system.columns), "", "", ""]
-        )
+    empty = [""] * len(RUN_COLUMNS)
+    rows = [
+        [f"baseline: {name}", *(_format_single(column, values) for column in system.columns), *empty]
+        for name, values in baseline_values(result).items()
+    ]
     for name, reason in result["unfit"].items():
-        rows.append([f"baseline: {name}", f"not fitted: {reason}", *[""] * (len(system.columns) + 2)])
+        rows.append([f"baseline: {name}", f"not fitted: {reason}", *[""] * (len(system.columns) - 1), *empty])
     return rows
+
+
+def _test_set_settings(system: ReferenceSystem, result: ExperimentResult) -> list[str]:
+    """Return the list of all settings that were ever evaluated on the test set: earlier ones, then the variants."""
+    if not system.length_file and system.eval_files.keys() <= {"train", "valid"}:
+        return []
+    lines = list(system.test_set_history)
+    for entry in result["variants"]:
+        n_runs = len(entry["runs"])
+        runs = f"{n_runs} seed{'s' if n_runs > 1 else ''}"
+        lines.append(f"`{entry['name']}`, the settings of this page: {runs}, {entry['made']['date']}")
+    lines += [f"`{name}`, the settings of this page: diverged, not evaluated" for name in result["failures"]]
+    return ["**Every setting that saw the test set**", "\n".join(f"- {line}" for line in lines)]
 
 
 def _remarks(system: ReferenceSystem, result: ExperimentResult) -> str:
@@ -297,7 +307,6 @@ def _environment_table(result: ExperimentResult) -> str:
                 f"`{environment['command']}`",
                 environment["device"],
                 versions,
-                variant_result["trained_in"],
                 f"{variant_result['vocabulary']:,}",
                 environment["date"],
             ]

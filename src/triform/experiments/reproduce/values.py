@@ -1,4 +1,4 @@
-"""Read metrics from result files, and format their means."""
+"""Read metrics of variants and baselines from result files, and format their means."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from triform.evaluation.statistics import summarise
 from triform.experiments.reproduce.result_file import ExperimentResult
 from triform.experiments.reproduce.system import MetricColumn
+from triform.formatting import metric_info
 
 
 def find_variant_result(result: ExperimentResult, name: str) -> dict[str, Any] | None:
@@ -28,6 +29,35 @@ def values_by_seed(variant_result: Mapping[str, Any], column: str) -> dict[int, 
 def seed_values(variant_result: Mapping[str, Any], column: str) -> list[float]:
     """Return the values of a column over all seeds. The list is empty if it was not measured."""
     return list(values_by_seed(variant_result, column).values())
+
+
+def baseline_values(result: ExperimentResult) -> dict[str, dict[str, float]]:
+    """Return the value of each column of each baseline, by the name of the baseline and the key of the column."""
+    values = {}
+    for name, metrics_by_set in result["baselines"].items():
+        by_key = {
+            f"{eval_set}.{metric}": value
+            for eval_set, metrics in metrics_by_set.items()
+            for metric, value in metrics.items()
+        }
+        # A baseline has one translation, which counts for both ways of decoding.
+        values[name] = by_key | {
+            f"test {decoding}.{key[5:]}": value
+            for decoding in ("greedy", "beam 5")
+            for key, value in by_key.items()
+            if key[:5] == "test."
+        }
+    return values
+
+
+def best_baseline(column: MetricColumn, result: ExperimentResult) -> tuple[str, float] | None:
+    """Return the name and the value of the best baseline in a column; None if no baseline has this column."""
+    values = {name: by_key[column.key] for name, by_key in baseline_values(result).items() if column.key in by_key}
+    if not values:
+        return None
+    choose = max if metric_info(column.metric).higher_is_better else min
+    name = choose(values, key=lambda baseline: values[baseline])
+    return name, values[name]
 
 
 def format_mean_interval(column: MetricColumn, column_values: Sequence[float]) -> str:

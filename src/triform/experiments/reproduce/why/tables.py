@@ -177,5 +177,5 @@ def _environment_table(finished: list[tuple[ComparisonTask, Mapping[str, Any]]])
                 environment["date"],
             ]
         )
-    head = ("part", *ENVIRONMENT_COLUMNS)
+    head = ("part", *ENVIRONMENT_COLUMNS[:-2], "precision", *ENVIRONMENT_COLUMNS[-2:])
     return render_markdown_table(head, rows, n_text_columns=len(head))
