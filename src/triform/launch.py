@@ -396,4 +396,5 @@ def finish_run(trainer: Trainer, *, samples: bool = True) -> None:
                     trainer.emit("sample", step=trainer.progress.best_step, **sample)
                 details = compact_details(task.evaluator.report_details(trainer.valid_data))
                 trainer.emit("details", step=trainer.progress.best_step, details=details_to_dict(details))
+        trainer.refit_linear_part()
     write_report(trainer.folder.path)

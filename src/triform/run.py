@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from html import escape
@@ -29,6 +30,7 @@ from triform.tasks.language_model_data import with_stride
 from triform.tasks.leaks import training_file_warnings
 from triform.tasks.prediction import Keep, PredictionList, validate_keep, validate_request
 from triform.training.data_copies import resolve_in_memory, temporary_copy
+from triform.training.linear_part import restore_linear_part
 from triform.training.loading import Checkpoint
 from triform.training.run_folder import RunFolder
 from triform.world import SINGLE_PROCESS, World
@@ -238,11 +240,28 @@ class Run:
     ) -> DetailedMetrics:
         options: dict[str, Any] = {"decode": self._override_decode(decode), "world": self.world}
         read_examples = partial(self.task.data.iter_examples, data or self.test_set(), lines)
+        task = self.task if data or self.test_set() else self.validated_task
         with self.inference_context():
-            metrics = self.task.evaluator.evaluate_optionally_detailed(dataset, details, read_examples, **options)
+            metrics = task.evaluator.evaluate_optionally_detailed(dataset, details, read_examples, **options)
             if not math.isfinite(metrics["loss"]):
                 raise NonFiniteError
         return metrics
+
+    @cached_property
+    def validated_task(self) -> Task:
+        """The task to evaluate on the validation data: with `train.refit_linear_part`, the one of training.
+
+        Raises:
+            CheckpointError: The linear part of training is missing, because the run has no checkpoint.
+        """
+        is_refitted = self.config.train.refit_linear_part and self.config.model.term_buckets and self.step is None
+        if not is_refitted or self.adapter:
+            return self.task
+        task, folders = copy(self.task), self.members or (self.path,)
+        task.model = deepcopy(self.task.model)
+        for model, path in zip(task.model.members if self.members else [task.model], folders, strict=True):
+            restore_linear_part(model, RunFolder(path, verify=self.verify))
+        return task
 
     def training_file_notices(self, name: str) -> list[str]:
         """Return a warning if a file, or two files as `source,target`, has the content of the training data.

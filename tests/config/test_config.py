@@ -498,6 +498,7 @@ def settings_strategy(*, layered: bool) -> st.SearchStrategy[dict[str, Any]]:
         "data.bidirectional": st.just(False),  # for translate only
         "data.bidirectional_tag": st.just(""),  # needs data.bidirectional
         "train.swa_fraction": st.just(0.0),  # excludes train.ema_decay
+        "train.refit_linear_part": st.just(False),  # for classify only
         "tokenizer.bpe_dropout": st.just(0.0),
         "model.bigram_buckets": st.just(0),
         "model.term_buckets": st.just(0),

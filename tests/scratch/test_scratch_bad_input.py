@@ -61,6 +61,7 @@ UNSUPPORTED_TRAIN: dict[str, Any] = {
     "r_drop": 1.0,
     "ema_decay": 0.9,
     "swa_fraction": 0.25,
+    "refit_linear_part": True,
     "distill_from": "a run",
     "distill_weight": 0.9,
     "distill_temperature": 4.0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,14 @@ from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from triform.config.settings import build_config
-from triform.errors import ConfigError
+from triform.errors import CheckpointError, ConfigError
 from triform.launch import train
 from triform.nn.layouts import as_layout
 from triform.run import Run, load
+from triform.serving.run_details import predict_validation_rows
 from triform.tasks.classify import Classify
 from triform.training import linear_part
-from triform.training.linear_part import find_linear_part, fit_mixture, solve_mixture
+from triform.training.linear_part import find_linear_part, fit_linear_part, fit_mixture, solve_mixture
 
 TRAIN_SETTINGS = {"max_steps": 6, "eval_every": 3, "log_every": 3, "checkpoint_every": 2, "batch_size": 8}
 WITH_TERMS = {**MODEL, "term_buckets": 2**14}
@@ -135,3 +138,87 @@ def test_a_run_that_starts_from_another_fits_its_own_linear_part(rows: str, tmp_
 def test_a_linear_part_is_refused_where_it_has_no_place(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_config({"model.term_buckets": 64, **settings})
+
+
+def refit_run(rows: str, out: Path, **settings: Any) -> Run:
+    train_settings = {**TRAIN_SETTINGS, "refit_linear_part": True}
+    return load(train_run(rows, out, train_settings, model=WITH_TERMS, **settings), device="cpu")
+
+
+def test_the_linear_part_learns_the_held_out_texts_only_after_training(rows: str, tmp_path: Path) -> None:
+    run, plain = (
+        refit_run(rows, tmp_path / "run"),
+        load(train_run(rows, tmp_path / "plain", TRAIN_SETTINGS), device="cpu"),
+    )
+    training = load(run.path, device="cpu", checkpoint="latest")
+    refitted, held_out = (find_linear_part(item.task.model) for item in (run, training))
+    assert refitted is not None
+    assert held_out is not None
+    assert not torch.equal(refitted.weight, held_out.weight)
+    # The vocabulary has the words of the held-out texts, which the linear part of training does not know.
+    assert run.task.tokenizer.vocab_size >= plain.task.tokenizer.vocab_size
+    assert int((refitted.idf > 0).sum()) > int((held_out.idf > 0).sum())
+    part, data = refitted, run.task.data
+    expected = {name: parameter.clone() for name, parameter in part.named_parameters()}
+    fit_linear_part(run.task, data.load_dataset(data.training_name, []))  # all rows of the file
+    for name, parameter in part.named_parameters():
+        torch.testing.assert_close(parameter, expected[name], atol=1e-3, rtol=1e-3)
+
+
+def test_metrics_of_the_held_out_texts_are_those_of_training(rows: str, tmp_path: Path) -> None:
+    run = refit_run(rows, tmp_path / "run")
+    best = run.progress()["best"]
+    assert isinstance(best, dict)
+    assert run.evaluate()["loss"] == pytest.approx(best["loss"], rel=1e-5)
+    learned = run.task.evaluator.evaluate(run.task.data.load_validation_dataset([]))
+    assert learned["loss"] != pytest.approx(best["loss"], rel=1e-3)  # the model that predicts has learned them
+    assert (
+        predict_validation_rows(run).details
+        == predict_validation_rows(replace(run, task=run.validated_task)).details
+    )
+
+
+def test_an_ensemble_of_refitted_runs_is_evaluated_with_the_parts_of_training(rows: str, tmp_path: Path) -> None:
+    paths = [refit_run(rows, tmp_path / str(seed), seed=seed).path for seed in (1, 2)]
+    both = load(list(map(str, paths)), device="cpu")
+    latest = load(list(map(str, paths)), device="cpu", checkpoint="latest")
+    assert both.validated_task.model is not both.task.model
+    best_steps = [load(path, device="cpu").progress()["best_step"] for path in paths]
+    if best_steps == [TRAIN_SETTINGS["max_steps"]] * 2:
+        assert both.evaluate()["loss"] == pytest.approx(latest.evaluate()["loss"], rel=1e-5)
+    assert both.evaluate()["loss"] != pytest.approx(
+        both.task.evaluator.evaluate(both.task.data.load_validation_dataset([]))["loss"], rel=1e-3
+    )
+
+
+def test_a_finished_run_that_is_resumed_is_refitted_to_the_same_bits(rows: str, tmp_path: Path) -> None:
+    run = refit_run(rows, tmp_path / "run")
+    before, report = (
+        run.path.joinpath("model.safetensors").read_bytes(),
+        run.path.joinpath("metrics.jsonl").read_text(),
+    )
+    train("classify", out=run.path, device="cpu", quiet=True, resume=True)
+    assert run.path.joinpath("model.safetensors").read_bytes() == before
+    samples = [line for line in run.path.joinpath("metrics.jsonl").read_text().splitlines() if '"details"' in line]
+    assert [line for line in report.splitlines() if '"details"' in line][-1:] == samples[-1:]
+
+
+def test_a_refitted_run_without_a_checkpoint_asks_for_another_file(rows: str, tmp_path: Path) -> None:
+    run = refit_run(rows, tmp_path / "run")
+    shutil.rmtree(run.path / "checkpoints")
+    with pytest.raises(CheckpointError, match="name another file to evaluate"):
+        load(run.path, device="cpu").evaluate()
+    assert load(run.path, device="cpu").evaluate(rows)["rows"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"task": "generate"}, "train.refit_linear_part applies to classify only"),
+        ({"task": "classify", "data.valid": "valid.csv"}, "leave out --valid"),
+    ],
+    ids=str,
+)
+def test_refitting_is_refused_where_nothing_is_held_out(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_config({"train.refit_linear_part": True, **settings})

@@ -49,6 +49,14 @@ def validate_combinations(config: Config) -> None:
         "model.term_buckets applies to classify only, and not to pretraining; leave it out",
     )
     require(
+        not train.refit_linear_part or config.predicts_labels,
+        "train.refit_linear_part applies to classify only, and not to pretraining; leave it out",
+    )
+    require(
+        not (train.refit_linear_part and config.data.valid),
+        "train.refit_linear_part needs validation texts that are held out of the training file; leave out --valid",
+    )
+    require(
         not (model.term_buckets and train.parallel == "fsdp"),
         "model.term_buckets needs the whole model in each process; leave out train.parallel=fsdp",
     )

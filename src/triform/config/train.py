@@ -125,7 +125,7 @@ class TrainConfig:
         "model.dropout=0.5, train.lr=0.005, train.weight_decay=0.1, train.label_smoothing=0.1, train.batch_size=32 "
         "(64 from 10,000 texts on), lower-case words, and below 2,000 texts train.r_drop=3 and one validation. "
         "model.term_buckets is about twice the number of training tokens, at most 1,048,576, and 0 if tokens "
-        "times labels exceed 30 million.",
+        "times labels exceed 30 million. train.refit_linear_part is on unless data.valid is set.",
         details="Set either this or train.epochs.",
     )
     epochs: float = setting(
@@ -258,6 +258,13 @@ class TrainConfig:
         "How several processes train a model: each with a copy of it (`ddp`), or each with a part of it (`fsdp`).",
         auto="`ddp` if weights, gradients and optimizer state fit into the memory of a device, else `fsdp`.",
         applies_to="training with torchrun",
+    )
+    refit_linear_part: bool = setting(
+        False,
+        "Whether the linear part is fitted once more after training, to the held-out validation texts as well.",
+        applies_to="model.term_buckets",
+        details="The vocabulary then has the words of all texts of the training file. The metrics of the "
+        "validation texts are those of the model before that. For the default of classify, see train.max_steps.",
     )
     exact: bool = setting(
         False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,7 @@ def predict_validation_rows(run: Run) -> Predictions:
     Raises:
         DataError: The run has no validation data, or its files are gone.
     """
+    run = replace(run, task=run.validated_task)
     data = run.task.data.load_validation_dataset([])
     if data is None:
         raise DataError("the run has no validation data")

@@ -51,12 +51,15 @@ class ClassifierDefaults:
         is_chosen = has_other_start or is_recurrent or defaults._gives_one_of(CHOICES_OF_THE_USER)
         return defaults if config.predicts_labels and not is_chosen else None
 
-    def choose_tokenizer(self, config: Config) -> Config:
-        """Return settings that convert words to lower case: few examples are not enough to learn them twice."""
+    def choose_vocabulary(self, config: Config) -> Config:
+        """Return settings that convert words to lower case: few examples are not enough to learn them twice.
+
+        The vocabulary has the words of the held-out texts too if the linear part will be fitted to them.
+        """
         is_chosen = "tokenizer.kind" in self.user_settings or config.tokenizer.file
-        settings: Settings = (
-            {"tokenizer.lowercase": True} if config.tokenizer.kind == "word" and not is_chosen else {}
-        )
+        settings: Settings = {"train.refit_linear_part": not config.data.valid and config.data.valid_fraction > 0}
+        if config.tokenizer.kind == "word" and not is_chosen:
+            settings["tokenizer.lowercase"] = True
         return with_unset(config, settings, self.user_settings)
 
     def resolve(self, config: Config, n_tokens: int, n_rows: int) -> tuple[Config, str]:
@@ -71,7 +74,9 @@ class ClassifierDefaults:
             The settings, and a notice that says what was chosen.
         """
         if n_tokens > MAX_TOKENS:
-            return config, ""
+            return with_unset(config, {"train.refit_linear_part": False}, self.user_settings), ""
+        is_chosen = "model.term_buckets" in self.user_settings
+        n_buckets = config.model.term_buckets if is_chosen else choose_term_buckets(config, n_tokens)
         train, batch_size = config.train, 32 if n_rows < 10_000 else 64
         step_rows = train.batch_size or train.batch_tokens * n_rows // n_tokens or batch_size
         steps_per_epoch = n_rows / (step_rows * train.grad_accumulation)
@@ -86,7 +91,8 @@ class ClassifierDefaults:
             "train.weight_decay": 0.1,
             "train.label_smoothing": 0.1,
             "train.max_steps": n_steps,
-            "model.term_buckets": choose_term_buckets(config, n_tokens),
+            "model.term_buckets": n_buckets,
+            "train.refit_linear_part": train.refit_linear_part and n_buckets > 0,
         }
         if n_rows < MIN_SELECTION_ROWS and not self._gives_one_of(SELECTION_SETTINGS):
             settings["train.eval_every"] = n_steps
@@ -99,7 +105,8 @@ class ClassifierDefaults:
         return (
             config,
             f"chosen for {n_rows:,} texts: 1 layer of width 64, dropout {config.model.dropout:g}, {length}"
-            + (", and a linear part (model.term_buckets)" if config.model.term_buckets else ""),
+            + (", and a linear part (model.term_buckets)" if config.model.term_buckets else "")
+            + (", which learns the held-out texts too at the end" if config.train.refit_linear_part else ""),
         )
 
     def _gives_one_of(self, names: Collection[str]) -> bool:

@@ -85,7 +85,7 @@ class CpuBudget:
             return None
         return cls(user_settings)
 
-    def choose_tokenizer(self, config: Config) -> Config:
+    def choose_vocabulary(self, config: Config) -> Config:
         """Return settings with a small automatic vocabulary: the output layer costs as much as several others."""
         return with_unset(
             config, {"tokenizer.max_vocab_size": BUDGETS[config.task].max_vocab_size}, self.user_settings

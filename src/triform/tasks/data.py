@@ -152,9 +152,12 @@ class TaskData(ABC):
 
     def train_or_load_tokenizers(self, cache: TokenCache, n_characters: list[int]) -> tuple[Tokenizer, ...]:
         """Return the tokenizers: loaded from `tokenizer.file`, else trained on the training examples."""
-        texts = map(self.source_text, self.training_examples())  # read only if a tokenizer is trained
-        config = self.config.tokenizer
-        return (train_or_load_tokenizer(cache, config, self.cache_key, texts, sum(n_characters)),)
+        config, refits = self.config.tokenizer, self.config.train.refit_linear_part
+        # These texts are read only if a tokenizer is trained.
+        examples = self.read_examples(self.training_name) if refits else self.training_examples()
+        texts = map(self.source_text, chain(examples, self.extra_examples()) if refits else examples)
+        cache_key = [*self.cache_key, "all texts"] if refits else self.cache_key
+        return (train_or_load_tokenizer(cache, config, cache_key, texts, sum(n_characters)),)
 
     @abstractmethod
     def settings_from(self, encoded: EncodedExamples, tokenizers: tuple[Tokenizer, ...]) -> Settings:

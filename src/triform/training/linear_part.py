@@ -3,12 +3,14 @@
 Before the first step, a logistic regression with an L2 penalty is fitted to the training texts. Words that share
 letters share a part of their weight: beside its own weight, a word has those of its character n-grams, and the sum
 of all is what the model gets. At each validation, the weights of the encoder and of the linear part are fitted to
-the validation texts, so that a part counts for as much as it knows about texts that it has not seen.
+the validation texts, so that a part counts for as much as it knows about texts that it has not seen. With
+`train.refit_linear_part`, the linear part is fitted once more after training, to the validation texts as well. The
+latest checkpoint keeps the one that has not seen them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from triform.errors import CheckpointError
 from triform.models.wide import TermClassifier
 from triform.nn.layouts import as_layout
 from triform.tasks.batch import Dataset
@@ -25,6 +28,7 @@ from triform.tasks.classify import Classify, iter_inputs
 from triform.tasks.task import Task
 from triform.text import Tokenizer
 from triform.training.embeddings import piece_words
+from triform.training.run_folder import RunFolder
 from triform.world import broadcast_value
 
 FloatArray = npt.NDArray[np.float64]
@@ -50,30 +54,53 @@ def find_linear_part(model: nn.Module) -> TermClassifier | None:
 
 
 @torch.inference_mode()
-def fit_linear_part(task: Task, data: Dataset) -> None:
-    """Fit the linear part of a new model to the training texts.
+def fit_linear_part(task: Task, *sets: Dataset) -> None:
+    """Fit the linear part of a model to labelled texts.
 
     Args:
-        task: The task, whose model is on the CPU.
-        data: The training texts. Other tokenizations of the same texts are not used.
+        task: The task with the model.
+        *sets: The texts.
     """
     part = find_linear_part(task.model)
     if part is None:
         return
+    from scipy.sparse import vstack
+
     assert isinstance(task, Classify)
-    assert isinstance(data, ClassificationDataset)
-    frequencies = _term_frequencies(task, data, part)
+    texts = [data for data in sets if isinstance(data, ClassificationDataset)]
+    labels = np.concatenate([data.labels for data in texts])
+    frequencies = vstack([_term_frequencies(task, data, part) for data in texts]).tocsr()
     document_frequency = frequencies.getnnz(axis=0)
     is_kept = document_frequency >= np.where(np.arange(len(part.idf)) < part.vocab_size, 1, MIN_PAIR_DF)
-    idf = np.where(is_kept, np.log((1 + len(data.labels)) / (1 + document_frequency)) + 1, 0.0)
+    idf = np.where(is_kept, np.log((1 + len(labels)) / (1 + document_frequency)) + 1, 0.0)
     part.idf.copy_(torch.from_numpy(idf))
-    if len(set(data.labels.tolist())) < 2:
+    if len(set(labels.tolist())) < 2:
         return
     features = _normalise_rows(frequencies @ _diagonal(idf))
-    sharing = _build_sharing(task.tokenizer, part) if data.lengths.sum() <= MAX_NGRAM_TOKENS else None
-    weight, bias = _fit_logistic_regression(features, data.labels, sharing, n_labels=len(part.bias))
+    n_tokens = sum(int(data.lengths.sum()) for data in texts)
+    sharing = _build_sharing(task.tokenizer, part) if n_tokens <= MAX_NGRAM_TOKENS else None
+    weight, bias = _fit_logistic_regression(features, labels, sharing, n_labels=len(part.bias))
     part.weight.copy_(torch.from_numpy(weight))
     part.bias.copy_(torch.from_numpy(bias))
+
+
+def select_fitted(tensors: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+    """Return the tensors that `fit_linear_part` sets, by their names without a prefix."""
+    names = [f"linear_part.{name}" for name in ("idf", "weight", "bias")]
+    return {name: tensors[prefix + name] for name in names if prefix + name in tensors}
+
+
+@torch.inference_mode()
+def restore_linear_part(model: nn.Module, folder: RunFolder) -> None:
+    """Give a model the linear part of the latest checkpoint of its run, which has not seen the validation texts."""
+    latest = folder.read_latest_checkpoint()
+    if latest is None:
+        raise CheckpointError(
+            f"{folder.path} has no checkpoint, and its model has learned the validation texts "
+            "(train.refit_linear_part); name another file to evaluate"
+        )
+    for name, tensor in select_fitted(latest[1], prefix="model.").items():
+        model.get_parameter(name).copy_(tensor)
 
 
 def _term_frequencies(task: Classify, data: ClassificationDataset, part: TermClassifier) -> SparseMatrix:
@@ -84,9 +111,9 @@ def _term_frequencies(task: Classify, data: ClassificationDataset, part: TermCla
     for indices, tokens, keep in iter_inputs(task, data):
         terms = part.count_terms(tokens, as_layout(keep))
         is_real = terms.frequencies > 0
-        rows.append(np.repeat(indices, is_real.sum(dim=1).numpy()))
-        ids.append(terms.ids[is_real].numpy())
-        values.append(terms.frequencies[is_real].double().numpy())
+        rows.append(np.repeat(indices, is_real.sum(dim=1).cpu().numpy()))
+        ids.append(terms.ids[is_real].cpu().numpy())
+        values.append(terms.frequencies[is_real].double().cpu().numpy())
     coordinates = np.concatenate(rows), np.concatenate(ids)
     return csr_matrix((np.concatenate(values), coordinates), shape=(len(data.labels), len(part.idf)))
 

@@ -35,14 +35,14 @@ from triform.training.checkpoint import (
 )
 from triform.training.checkpoint_writer import CheckpointWriter
 from triform.training.epochs import is_validation_step, steps_for_epochs, steps_per_validation
-from triform.training.linear_part import fit_mixture
+from triform.training.linear_part import find_linear_part, fit_linear_part, fit_mixture, select_fitted
 from triform.training.lora_adapter import AdapterFile, merged_weights
 from triform.training.optim import build_schedule
 from triform.training.rng import get_rng_state, set_rng_state
 from triform.training.run_folder import RunFolder
 from triform.training.sharded_checkpoint import find_in_processes, write_sharded_checkpoint
 from triform.training.stopping import Interruptible, ValidationInterrupted
-from triform.training.tensors import load_weights
+from triform.training.tensors import load_weights, named_weights
 from triform.training.throughput import ThroughputMeter
 from triform.training.train_step import StepStats, TrainStep
 from triform.world import GatherInterrupted, broadcast_value, current_world, interrupt_gather
@@ -346,9 +346,19 @@ class Trainer(Interruptible):
             self.lora_adapter.write()
 
     def load_best_weights(self) -> None:
-        """Replace the weights by the best ones after training. LoRA adapters are merged."""
+        """Replace the weights by the best ones after training. LoRA adapters are merged.
+
+        The linear part remains that of training, which has not seen the validation texts.
+        """
         merge_lora(self.task.model)
-        load_weights(self.task.model, self.folder.read_weights(), self.folder.model_file)
+        weights = self.folder.read_weights() | select_fitted(named_weights(self.task.model))
+        load_weights(self.task.model, weights, self.folder.model_file)
+
+    def refit_linear_part(self) -> None:
+        """Fit the linear part of the best model to the validation texts as well, and write the model again."""
+        if self.config.refit_linear_part and self.valid_data is not None and find_linear_part(self.task.model):
+            fit_linear_part(self.task, self.train_data, self.valid_data)
+            self._save_model()
 
     # -- checkpoints
 
