@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triform.analysis.parameters import count_parameters
-from triform.config import Config, DecodeConfig
+from triform.config import Config
 from triform.config.merging import override_decode
 from triform.config.settings import validate_seed
 from triform.data.in_memory import is_in_memory, iter_texts
@@ -28,6 +28,7 @@ from triform.tasks import Dataset, Task
 from triform.tasks.batch import split_by_length
 from triform.tasks.language_model_data import with_stride
 from triform.tasks.leaks import training_file_warnings
+from triform.tasks.mixture_decoding import Mixtures
 from triform.tasks.prediction import Keep, PredictionList, validate_keep, validate_request
 from triform.training.data_copies import resolve_in_memory, temporary_copy
 from triform.training.linear_part import restore_linear_part
@@ -142,17 +143,16 @@ class Run:
         validate_request(texts, top, keep)
         if seed is not None:
             validate_seed(seed)
-        options: dict[str, Any] = {"decode": self._override_decode(decode), "seed": seed, "top": top, "keep": keep}
+        resolved = override_decode(self.config.decode, **decode)
+        options: dict[str, Any] = {"decode": resolved, "seed": seed, "top": top, "keep": keep}
         with self.inference_context():
-            if self.world.size == 1 and rows is None:
-                return PredictionList(self.task.predictor.predict(texts, **options))
-            return PredictionList(self.task.predictor.predict_in_parallel(texts, self.world, rows=rows, **options))
+            predictor = self.mixtures.find_task(resolved.mix).predictor
+            return PredictionList(predictor.predict_in_parallel(texts, self.world, rows=rows, **options))
 
-    def _override_decode(self, settings: Settings) -> DecodeConfig:
-        try:
-            return override_decode(self.config.decode, **settings)
-        except TypeError:  # a value that cannot be hashed for the cache, such as a list
-            return override_decode.__wrapped__(self.config.decode, **settings)
+    @cached_property
+    def mixtures(self) -> Mixtures:
+        """The mixtures of the model with models of counts, by the value of `decode.mix`."""
+        return Mixtures(self.task)
 
     def evaluate(
         self, data: Any = "", *, lines: Lines = None, stride: int = 0, details: bool | int = False, **decode: object
@@ -170,7 +170,8 @@ class Run:
                 confusion matrix and the most confident mistakes, for a translator the worst sentences, and for a
                 language model the loss by context and by token frequency. A number limits the
                 mistakes or sentences.
-            **decode: Decoding settings of this call. They affect the metrics of translations.
+            **decode: Decoding settings of this call. They affect the metrics of translations, and `mix` those of a
+                language model.
 
         Raises:
             DataError: The file cannot be used.
@@ -179,6 +180,7 @@ class Run:
         if is_in_memory(data):
             with temporary_copy(data, self.config) as (path, config):
                 run = replace(self, task=self.task.with_config(config))
+                vars(run)["mixtures"] = self.mixtures  # whose data is that of the run
                 return run.evaluate_with_notices(path, decode, lines, stride, details)[0]
         return self.evaluate_with_notices(str(data), decode, lines, stride, details)[0]
 
@@ -238,11 +240,13 @@ class Run:
     def _evaluate_dataset(
         self, dataset: Dataset, decode: Settings, details: bool | int, data: str, lines: Lines = None
     ) -> DetailedMetrics:
-        options: dict[str, Any] = {"decode": self._override_decode(decode), "world": self.world}
+        options: dict[str, Any] = {"decode": override_decode(self.config.decode, **decode), "world": self.world}
         read_examples = partial(self.task.data.iter_examples, data or self.test_set(), lines)
         task = self.task if data or self.test_set() else self.validated_task
         with self.inference_context():
-            metrics = task.evaluator.evaluate_optionally_detailed(dataset, details, read_examples, **options)
+            mix = options["decode"].mix
+            evaluator = (self.mixtures.find_task(mix) if mix else task).evaluator
+            metrics = evaluator.evaluate_optionally_detailed(dataset, details, read_examples, **options)
             if not math.isfinite(metrics["loss"]):
                 raise NonFiniteError
         return metrics
@@ -272,10 +276,7 @@ class Run:
         for path in self.members or (self.path,):
             folder = RunFolder(path, verify=self.verify)
             data = folder.read_config().data if self.members else self.config.data
-            fingerprints = folder.read_data_fingerprints()
-            files = (data.train, data.source, data.target)
-            trained_on = [fingerprints[file] for file in files if file in fingerprints]
-            if warnings := training_file_warnings(name, trained_on):
+            if warnings := training_file_warnings(name, folder.read_training_fingerprints(data)):
                 return warnings
         return []
 

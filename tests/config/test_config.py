@@ -352,6 +352,7 @@ def test_lists_are_read_from_text_with_commas() -> None:
     }
     assert settings_of_type(tuple) == [
         "data.extra", "data.monitor", "data.labels", "model.rotary_scaling", "model.layer_windows", "train.betas",
+        "decode.mix",
     ]  # fmt: skip
     with pytest.raises(ConfigError, match=r"model\.layer_windows='1\.5' must be a whole number"):
         parse_assignments(["model.layer_windows=8,1.5"])
@@ -507,6 +508,7 @@ def settings_strategy(*, layered: bool) -> st.SearchStrategy[dict[str, Any]]:
         "train.parallel": st.sampled_from(["auto", "ddp"]),  # train.exact excludes fsdp
         "model.rotary_scaling": st.just(()),
         "decode.top_p": st.floats(1e-9, 1),
+        "decode.mix": st.just(()),  # for generate only
         **{f"data.{name}": st.just("") for name in ("source", "target", "valid_source", "valid_target")},
     }
     windows = st.lists(st.one_of(st.just(-1), st.integers(1, 2**31)), min_size=1, max_size=4).map(tuple)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from triform.generation.backend import Request
 from triform.generation.scheduler import generate
 from triform.tasks.language_model_data import LanguageModelDataset
 from triform.tasks.mixture import MixedLanguageModel
-from triform.tasks.mixture_decoding import MixtureAdapter, mix_predictions
+from triform.tasks.mixture_decoding import MixedGenerate, MixtureAdapter
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "red", "dogs", "run"]
 MAX_LEN = 12
@@ -46,8 +48,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> triform.Run:
 
 @pytest.fixture(scope="module", params=["ngram", "cache", "ngram,cache"])
 def mixed(run: triform.Run, request: pytest.FixtureRequest) -> tuple[triform.Run, MixedLanguageModel]:
-    task, mixture = mix_predictions(run.task, request.param.split(","))
-    return replace(run, task=task), mixture
+    mixture = run.mixtures.find(request.param.split(","))
+    return replace(run, task=MixedGenerate.build(mixture)), mixture
 
 
 def probabilities_by_hand(mixture: MixedLanguageModel, context: Sequence[int]) -> np.ndarray[Any, Any]:
@@ -110,16 +112,21 @@ def test_texts_of_a_batch_are_those_of_each_prompt_alone(
 
 
 def test_what_a_mixture_cannot_decode_is_refused(run: triform.Run, mixed: Any, tmp_path: Path) -> None:
-    mixed_run, mixture = mixed
-    with pytest.raises(ConfigError, match="mix decodes greedily or samples"):
-        mixed_run.predict("the", strategy="beam", beam_size=2, max_new_tokens=3)
+    _, mixture = mixed
+    with pytest.raises(ConfigError, match=r"decode\.mix works with greedy decoding and sampling"):
+        run.predict("the", beam_size=2, mix="ngram")
     tiny = {"d_model": 16, "n_layers": 1, "n_heads": 2}
     classifier = triform.train(
         "classify", out=tmp_path / "run", device="cpu", quiet=True, model=tiny, train={"max_steps": 1}
     )
-    with pytest.raises(ConfigError, match="mix is for generate; this run is for classify"):
-        mix_predictions(classifier.task, ["ngram"])
-    assert run.task.wrap_adapter is None, "the run itself stays as it is"  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"decode\.mix is for generate; this run is for classify"):
+        classifier.predict("good", mix="ngram")
+    with pytest.raises(ConfigError, match=r"decode\.mix is for generate; this run is for classify"):
+        classifier.evaluate(mix="ngram")
+    task = copy(run.task)
+    task.engine = SimpleNamespace(name="ctranslate2")  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=r"decode\.mix needs the engine torch, not ctranslate2"):
+        replace(run, task=task).predict("the", mix="cache")
     predictor = run.task.predictor
     adapter = MixtureAdapter(predictor.build_adapter(), mixture)  # type: ignore[attr-defined]
     requests = [Request([1, 2], 3, 0, replace(run.config.decode, strategy="greedy"))]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from triform.cli.completion import complete_from
 from triform.cli.help import DATA, EVALUATION, flag, option
 from triform.cli.options import (
     AdapterOption,
@@ -23,6 +23,7 @@ from triform.cli.options import (
     print_metrics_table,
     print_precision_note,
 )
+from triform.cli.shorthands import with_shorthands
 from triform.errors import ConfigError
 from triform.formatting import echo
 
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
     from triform.evaluation.details import DetailedMetrics
     from triform.run import Run
     from triform.tasks.dynamic import DynamicEvaluation, DynamicEvaluationResult
-    from triform.tasks.mixture import MixedLanguageModel, MixtureEvaluation
+    from triform.tasks.mixture import MixedLanguageModel
 
 DEFAULT_EXAMPLES = 10  # as in `triform.evaluation.details`
 INCOMPATIBLE_OPTIONS = {
-    "--lengths": ("--stride", "--baselines", "--mix", "--dynamic"),
+    "--lengths": ("--stride", "--baselines", "--dynamic"),
     "--dynamic": ("--stride",),
 }
 
@@ -69,16 +70,6 @@ LengthsOption = Annotated[
         "Evaluate texts of different lengths separately: the largest number of tokens of each range, such as "
         "64,128,256. For generate, a range contains the predictions after that many tokens of a window.",
         show_default=False,
-    ),
-]
-MixOption = Annotated[
-    str,
-    option(
-        EVALUATION,
-        "NAME[,NAME]",
-        "For generate: also evaluate the model mixed with ngram (an n-gram model of the training data), cache (a "
-        "unigram cache of the 500 tokens before), or both. The weights are learned on validation data.",
-        complete=complete_from(("ngram", "cache", "ngram,cache")),
     ),
 ]
 DynamicOption = Annotated[
@@ -121,13 +112,13 @@ ExamplesOption = Annotated[
 ]
 
 
+@with_shorthands("--mix")
 def evaluate(
     run: EnsembleArgument,
     data: DataOption = None,
     source: Annotated[str, option(DATA, "FILE", "For translate: source sentences, one per line.")] = "",
     target: Annotated[str, option(DATA, "FILE", "For translate: their translations in the same order.")] = "",
     baselines: BaselinesOption = False,
-    mix: MixOption = "",
     dynamic: DynamicOption = False,
     dynamic_lr: DynamicLrOption = None,
     stride: StrideOption = 0,
@@ -156,7 +147,7 @@ def evaluate(
         triform evaluate runs/story --mix ngram --baselines
         triform evaluate runs/story --dynamic
     """
-    modes = {"--stride": stride, "--baselines": baselines, "--mix": mix, "--dynamic": dynamic}
+    modes = {"--stride": stride, "--baselines": baselines, "--dynamic": dynamic}
     edges = _parse_lengths(lengths)
     _validate_combinations({"--lengths": edges, **modes})
     if bool(source) != bool(target):
@@ -167,40 +158,36 @@ def evaluate(
     options = {"device": device, "precision": precision, "engine": engine, "adapter": adapter}
     with load_shared_run(run, **options, no_verify=no_verify) as loaded_run:
         _validate_task_options(loaded_run.config.task, source, examples, loaded_run.engine)
-        variants = _build_variants(loaded_run, mix, dynamic, dynamic_lr)
+        adaptive = _build_dynamic_evaluation(loaded_run, dynamic, dynamic_lr)
         sets = sets or ({"test": loaded_run.test_set()} if loaded_run.test_set() else {"valid": ""})
         metrics: dict[str, DetailedMetrics] = {}
         for name, path in sets.items():
             metrics |= _evaluate_set(loaded_run, name, path, decode, stride, edges, n_examples)
+        mixture, alone = _evaluate_alone(loaded_run, sets, decode, stride)
         if loaded_run.world.is_main:
             baseline_tables = {name: loaded_run.baselines(path) for name, path in sets.items() if baselines}
-            results = {
-                name: [variant.evaluate(path, stride) for variant in variants] for name, path in sets.items()
-            }
+            dynamic_results = {name: adaptive.evaluate(path) for name, path in sets.items()} if adaptive else {}
+            variants = Variants(mixture, alone, dynamic_results)
             print_precision_note(loaded_run)
-            _print_evaluation(loaded_run, metrics, baseline_tables, results, stride, as_json=json_)
+            _print_evaluation(loaded_run, metrics, baseline_tables, variants, stride, as_json=json_)
 
 
 def _print_evaluation(
     run: Run,
     metrics: Mapping[str, DetailedMetrics],
     baseline_tables: Mapping[str, BaselineMetrics],
-    variants: Mapping[str, Sequence[MixtureEvaluation | DynamicEvaluationResult]],
+    variants: Variants,
     stride: int,
     *,
     as_json: bool,
 ) -> None:
     if as_json:
         content: dict[str, Any] = _evaluation_to_dict(run, metrics, baseline_tables, stride)
-        for name, results in variants.items():
-            for result in results:
-                content.setdefault(result.json_key, {})[name] = result.to_dict()
-        print_json({"run": str(run.path), **content})
+        print_json({"run": str(run.path), **content, **variants.to_dict()})
         return
-    rows = {name: {result.name: result.metrics for result in results} for name, results in variants.items()}
-    print_metrics_table(metrics, baseline_tables, rows)
-    for result in next(iter(variants.values()), []):
-        echo(result.describe())
+    print_metrics_table(metrics, baseline_tables, {name: variants.rows(name) for name in metrics})
+    for line in variants.describe():
+        echo(line)
     if stride:
         echo(f"windows of {run.config.data.max_len} tokens that start every {stride} tokens")
     if run.config.task == "translate":
@@ -208,24 +195,59 @@ def _print_evaluation(
     _print_details(metrics)
 
 
-def _build_variants(
-    run: Run, mix: str, dynamic: bool, dynamic_lr: float | None
-) -> list[MixedLanguageModel | DynamicEvaluation]:
-    """Return the other ways to evaluate a language model that `--mix` and `--dynamic` name."""
+@dataclass(frozen=True)
+class Variants:
+    """Other ways to evaluate a language model, whose metrics are shown below those of its settings.
+
+    Attributes:
+        mixture: The mixture that `decode.mix` asks for.
+        alone: The metrics of the model without the mixture, by set.
+        dynamic: The results of `--dynamic`, by set.
+    """
+
+    mixture: MixedLanguageModel | None
+    alone: Mapping[str, DetailedMetrics]
+    dynamic: Mapping[str, DynamicEvaluationResult]
+
+    def rows(self, name: str) -> dict[str, Mapping[str, float]]:
+        """Return the metrics of a set by the label of their row."""
+        alone = {"model alone": self.alone[name]} if name in self.alone else {}
+        return {**alone, **({self.dynamic[name].name: self.dynamic[name].metrics} if name in self.dynamic else {})}
+
+    def describe(self) -> list[str]:
+        """Return sentences for the user."""
+        mixture = [self.mixture.describe()] if self.mixture else []
+        return [*mixture, *(result.describe() for result in list(self.dynamic.values())[:1])]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the variants as JSON values."""
+        mixed = {"mixture": self.mixture.to_dict(), "model_alone": self.alone} if self.mixture else {}
+        dynamic = {name: result.to_dict() for name, result in self.dynamic.items()}
+        return {**mixed, **({"dynamic": dynamic} if dynamic else {})}
+
+
+def _evaluate_alone(
+    run: Run, sets: Mapping[str, str], decode: Mapping[str, Any], stride: int
+) -> tuple[MixedLanguageModel | None, dict[str, DetailedMetrics]]:
+    """With `decode.mix`, return the mixture, and the metrics of the model without it."""
+    from triform.config.merging import override_decode
+
+    mix = override_decode(run.config.decode, **decode).mix
+    if not mix:
+        return None, {}
+    mixture = run.mixtures.find(mix)
+    for notice in mixture.notices:
+        echo(f"note: {notice}", err=True)
+    model_alone: dict[str, Any] = {**decode, "mix": ()}
+    return mixture, {name: run.evaluate(path, stride=stride, **model_alone) for name, path in sets.items()}
+
+
+def _build_dynamic_evaluation(run: Run, dynamic: bool, dynamic_lr: float | None) -> DynamicEvaluation | None:
     from triform.tasks.dynamic import DynamicEvaluation
-    from triform.tasks.mixture import MixedLanguageModel
 
     if dynamic_lr is not None and not (dynamic and dynamic_lr > 0):
         raise ConfigError("--dynamic-lr needs --dynamic, and must be above 0")
-    variants: list[MixedLanguageModel | DynamicEvaluation] = []
-    if mix:
-        mixture = MixedLanguageModel(run.task, mix.split(","))
-        for notice in mixture.notices:
-            echo(f"note: {notice}", err=True)
-        variants.append(mixture)
-    if dynamic:
-        variants.append(DynamicEvaluation(run.task, dynamic_lr or 0.0))
-    return variants
+    return DynamicEvaluation(run.task, dynamic_lr or 0.0) if dynamic else None
 
 
 def _print_details(metrics: Mapping[str, DetailedMetrics]) -> None:

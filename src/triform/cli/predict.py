@@ -10,7 +10,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from triform.cli.completion import complete_from
 from triform.cli.help import DATA, GENERATION, argument, flag, option
 from triform.cli.options import (
     AdapterOption,
@@ -42,7 +41,7 @@ from triform.errors import ConfigError, DataError
 from triform.formatting import echo, print_table
 
 if TYPE_CHECKING:
-    from triform.config import Config, DataConfig, TaskName
+    from triform.config import Config, DataConfig, DecodeConfig, TaskName
     from triform.config.settings import Settings
     from triform.data.inputs import PredictionInputs
     from triform.run import Run
@@ -98,20 +97,9 @@ SeedOption = Annotated[
 ]
 
 
-MixOption = Annotated[
-    str,
-    option(
-        GENERATION,
-        "NAME[,NAME]",
-        "For generate: mix the probabilities of the next token with those of ngram (an n-gram model of the "
-        "training data), cache (the tokens of the context), or both. The weights are learned on validation data.",
-        complete=complete_from(("ngram", "cache", "ngram,cache")),
-    ),
-]
-
-
 @with_shorthands(
-    "--text-column", "--temperature", "--top-k", "--top-p", "--beam-size", "--max-new-tokens", "--draft-tokens"
+    *("--text-column", "--temperature", "--top-k", "--top-p", "--beam-size", "--max-new-tokens", "--mix"),
+    "--draft-tokens",
 )
 def predict(
     run: EnsembleArgument,
@@ -124,7 +112,6 @@ def predict(
     set_: DecodeSetOption = None,
     top: TopOption = 0,
     seed: SeedOption = None,
-    mix: MixOption = "",
     adapter: AdapterOption = "",
     no_verify: NoVerifyOption = False,
     device: DeviceOption = "auto",
@@ -145,12 +132,12 @@ def predict(
         triform predict runs/story "Once upon a time" --temperature 0.7
         triform predict runs/story "Once upon a time" --max-new-tokens 1 --top 10
     """
-    _validate_files(texts or [], input_, output, mix, repair=repair)
+    _validate_files(texts or [], input_, output, repair=repair)
     decode, table_settings = _split_settings(set_)
     settings = {**decode, "top": top, "keep": parse_keep(keep), "seed": seed}
     options = {"device": device, "precision": precision, "engine": engine, "adapter": adapter}
     with load_shared_run(run, **options, no_verify=no_verify) as loaded_run:
-        loaded_run = _mix_predictions(loaded_run, mix, decode, show=not quiet)
+        _fit_mixture(loaded_run, decode, output, show=not quiet)
         if is_folder_output(output):
             _print_unused_settings(loaded_run, decode)
             job = FolderJob(
@@ -172,29 +159,23 @@ def predict(
             _print_predictions(loaded_run, predictions, output, top, as_json=json_)
 
 
-def _mix_predictions(run: Run, mix: str, decode: dict[str, Any], *, show: bool) -> Run:
-    """Return the run, with `--mix` with a task that predicts with a mixture."""
-    if not mix:
-        return run
+def _fit_mixture(run: Run, decode: dict[str, Any], output: str, *, show: bool) -> None:
+    """With `decode.mix`, learn the weights of the mixture before anything is predicted, and show them."""
     from triform.config.merging import override_decode
-    from triform.tasks.mixture import describe_weights
-    from triform.tasks.mixture_decoding import BEAM_REFUSAL, mix_predictions
 
-    if override_decode(run.config.decode, **decode).strategy == "beam":
-        raise ConfigError(BEAM_REFUSAL)
-    task, mixture = mix_predictions(run.task, mix.split(","))
-    for note in (*mixture.notices, describe_weights(mixture.components, mixture.weights)) if show else ():
+    mix = override_decode(run.config.decode, **decode).mix
+    if mix and is_folder_output(output):
+        raise ConfigError("decode.mix cannot be combined with an output folder; write a file, such as texts.jsonl")
+    mixture = run.mixtures.find(mix) if mix else None
+    for note in (*mixture.notices, mixture.describe()) if mixture and show else ():
         echo(f"note: {note}", err=True)
-    return replace(run, task=task)
 
 
-def _validate_files(texts: Sequence[str], input_: str, output: str, mix: str, *, repair: bool) -> None:
+def _validate_files(texts: Sequence[str], input_: str, output: str, *, repair: bool) -> None:
     """Refuse options that do not fit together, and outputs that cannot be written, before anything is loaded."""
     if not texts and not input_:
         raise DataError("there is nothing to predict; give TEXT, --input FILE, or --input - for standard input")
     if is_folder_output(output):
-        if mix:
-            raise ConfigError("--mix cannot be combined with an output folder; write a file, such as texts.jsonl")
         validate_output_folder(output, texts, input_)
     elif repair:
         raise ConfigError("--repair needs an output folder, such as --output predictions/")
@@ -251,20 +232,23 @@ def _print_unused_settings(run: Run, decode: dict[str, object]) -> None:
         names = ", ".join(f"decode.{name}" for name in decode)
         echo(f"note: a classifier generates no text, so these settings have no effect: {names}", err=True)
         return
-    strategy = override_decode(config.decode, **decode).strategy
+    resolved = override_decode(config.decode, **decode)
+    strategy = resolved.strategy
     unused_names = [f"decode.{name}" for name in decode if IMPLIED_STRATEGY.get(name, strategy) != strategy]
     if unused_names and strategy != "auto":
         echo(f"note: decode.strategy={strategy} does not use {', '.join(unused_names)}", err=True)
-    if decode.get("draft_tokens") and (reason := _draft_unavailable_reason(run, strategy)):
+    if decode.get("draft_tokens") and (reason := _draft_unavailable_reason(run, resolved)):
         echo(f"note: decode.draft_tokens has no effect: {reason}", err=True)
 
 
-def _draft_unavailable_reason(run: Run, strategy: str) -> str:
+def _draft_unavailable_reason(run: Run, decode: DecodeConfig) -> str:
     """Return why speculative decoding is not used, or an empty string if it is."""
     from triform.generation.speculative import draft_unavailable_reason
 
-    if strategy != "greedy":
+    if decode.strategy != "greedy":
         return "it needs decode.strategy=greedy"
+    if decode.mix:
+        return "with decode.mix, tokens are decoded one by one"
     if run.engine != "torch":
         return f"engine {run.engine} decodes tokens one by one"
     predictor: Any = run.task.predictor

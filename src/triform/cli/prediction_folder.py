@@ -124,6 +124,7 @@ class FolderJob:
             strategy = run.task.predictor.default_strategy  # type: ignore[attr-defined]  # it generates text
             resolved_decode = resolve_strategy(override_decode(run.config.decode, **decode), strategy)
             arguments |= {f"decode.{name}": value for name, value in asdict(resolved_decode).items()}
+            del arguments["decode.mix"]  # the command refuses it
             arguments["seed"] = seed
         else:
             del arguments["seed"]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from triform.cli.help import DATA, GENERATION, TRAINING, option
 from triform.errors import ConfigError
+
+if TYPE_CHECKING:
+    from triform.config.settings import Settings, SettingValue
 
 
 class Shorthand(NamedTuple):
@@ -18,6 +21,7 @@ class Shorthand(NamedTuple):
     group: str
     metavar: str
     help: str
+    values: tuple[str, ...] = ()  # that are offered as completions
 
 
 SHORTHANDS = {
@@ -41,6 +45,15 @@ SHORTHANDS = {
     "--beam-size": Shorthand("decode.beam_size", GENERATION, "N", "Number of beams in beam search."),
     "--max-new-tokens": Shorthand(
         "decode.max_new_tokens", GENERATION, "N", "Maximum number of tokens to generate for each text."
+    ),
+    "--mix": Shorthand(
+        "decode.mix",
+        GENERATION,
+        "NAME[,NAME]",
+        "For generate: mix the probabilities of the model with those of ngram (an n-gram model of the training "
+        "data), cache (a unigram model of the 500 tokens before), or both. The weights are learned on validation "
+        "data.",
+        ("ngram", "cache", "ngram,cache"),
     ),
     "--draft-tokens": Shorthand(
         "decode.draft_tokens",
@@ -114,18 +127,25 @@ def merge_shorthands(assignments: list[str] | None, values: Mapping[str, str | N
     return merged_assignments
 
 
-def validate_agreement(option_name: str, value: object, name: str, settings: Mapping[str, object]) -> None:
+def validate_agreement(option_name: str, value: SettingValue, name: str, settings: Settings) -> None:
     """Raise a ConfigError if an option and `--set` give a setting different values."""
+    from triform.config.settings import format_setting
+
     if name in settings and settings[name] != value:
+        first, second = format_setting(value), format_setting(settings[name])
         raise ConfigError(
-            f"{option_name} {value} and --set {name}={settings[name]} give the same setting different values; "
+            f"{option_name} {first} and --set {name}={second} give the same setting different values; "
             "use only one of them"
         )
 
 
 def _declare_option(option_name: str) -> Any:
-    _, group, metavar, help_text = SHORTHANDS[option_name]
-    return option(group, metavar, help_text, name=option_name)
+    _, group, metavar, help_text, values = SHORTHANDS[option_name]
+
+    def complete(incomplete: str) -> list[str]:
+        return [value for value in values if value.startswith(incomplete)]
+
+    return option(group, metavar, help_text, name=option_name, complete=complete if values else None)
 
 
 def _parameter_name(option_name: str) -> str:

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 
 from triform.config.bounds import validate_bounds
 from triform.config.combinations import validate_combinations
+from triform.config.decode import DecodeConfig, DecodingStrategy, MixComponent
 from triform.config.documentation import setting
 from triform.config.model import (
     ActivationKind,
@@ -51,6 +52,7 @@ __all__ = [
     "DelimiterKind",
     "HeadActivation",
     "LoraLayers",
+    "MixComponent",
     "ModelConfig",
     "ModelKind",
     "NormKind",
@@ -72,7 +74,6 @@ __all__ = [
 
 TaskName = Literal["classify", "generate", "translate"]
 TokenizerKind = Literal["auto", "char", "word", "bpe", "wordpiece", "imported"]
-DecodingStrategy = Literal["auto", "greedy", "sample", "beam"]
 DelimiterKind = Literal["auto", "comma", "semicolon", "tab", "pipe"]
 TRAIN_SET = "train"  # the name of the training set among the sets that are evaluated during training
 TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
@@ -289,65 +290,6 @@ class TokenizerConfig:
 
     def __post_init__(self) -> None:
         validate_bounds(self, "tokenizer")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodeConfig:
-    """How tokens are chosen when the model generates text. You can change these settings for each prediction."""
-
-    strategy: DecodingStrategy = setting(
-        "auto",
-        "How the next token is chosen: the most likely one, a random sample, or beam search.",
-        auto="`sample` for generate, `beam` for translate.",
-        details="An option of predict that only one strategy uses, such as --beam-size, selects this strategy.",
-    )
-    temperature: float = setting(
-        0.8,
-        "Divides the logits before sampling; lower values give likelier text.",
-        applies_to="decode.strategy=sample",
-    )
-    top_k: int = setting(
-        0,
-        "Samples from the k most likely tokens only.",
-        applies_to="decode.strategy=sample",
-        details="0 means all.",
-    )
-    top_p: float = setting(
-        1.0,
-        "Samples from the fewest tokens whose probabilities add up to p.",
-        applies_to="decode.strategy=sample",
-        details="1 means all.",
-    )
-    beam_size: int = setting(
-        4, "The number of hypotheses that beam search keeps.", applies_to="decode.strategy=beam"
-    )
-    length_penalty: float = setting(
-        0.6,
-        "How strongly beam search prefers long hypotheses.",
-        applies_to="decode.strategy=beam",
-        details="Log probabilities are divided by ((5 + length) / 6) to this power; 0 means no correction.",
-    )
-    draft_tokens: int = setting(
-        0,
-        "Speculative decoding: the largest number of tokens that are drafted and then verified together.",
-        applies_to="generate with decode.strategy=greedy, in fp32 on a CPU, one text at a time",
-        details="A draft is what followed the same tokens earlier in the text. The generated text does not change, "
-        "and drafts become shorter, or stop, where they do not pay. 0 means no drafts.",
-    )
-    max_new_tokens: int = setting(  # the last one; see `LAST_CONFIG_KEY`
-        0,
-        "The largest number of tokens that the model writes.",
-        auto="200 for generate; for translate 16 more than twice the length of the source.",
-    )
-
-    def __post_init__(self) -> None:
-        require(
-            self.temperature > 0,
-            f"decode.temperature={self.temperature} must be above 0; "
-            "to choose the most likely token, set decode.strategy=greedy",
-        )
-        require(0 < self.top_p <= 1, f"decode.top_p={self.top_p} must be above 0 and at most 1")
-        validate_bounds(self, "decode")
 
 
 @dataclass(frozen=True, kw_only=True)

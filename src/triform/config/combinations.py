@@ -74,10 +74,24 @@ def validate_combinations(config: Config) -> None:
         not train.token_cutoff or task != "generate",
         "train.token_cutoff applies to classify and translate only, not to generate",
     )
+    if config.decode.mix:
+        _validate_mix(config)
     if train.objective != "auto":
         _validate_objective(config)
     if model.is_recurrent:
         _validate_recurrent(config)
+
+
+def _validate_mix(config: Config) -> None:
+    data = config.data
+    require(config.task == "generate", f"decode.mix applies to generate only, not to {config.task}; leave it out")
+    is_own_file = bool(data.train) and not data.train.startswith(
+        "builtin:"
+    )  # built-in sets have a validation split
+    require(
+        bool(data.valid) or data.valid_fraction > 0 or not is_own_file,
+        "decode.mix learns its weights on validation data; set data.valid, or data.valid_fraction above 0",
+    )
 
 
 def _validate_objective(config: Config) -> None:

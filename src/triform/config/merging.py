@@ -234,9 +234,16 @@ def _split_aligned_files(settings: Settings, task: TaskName) -> Settings:
     return settings
 
 
-@lru_cache(maxsize=256, typed=True)
 def override_decode(decode: DecodeConfig, /, **settings: object) -> DecodeConfig:
     """Return decoding settings, overridden by those of one call. Equal settings are validated only once."""
+    try:
+        return _override_decode(decode, **settings)
+    except TypeError:  # a value that cannot be hashed for the cache, such as a list
+        return _override_decode.__wrapped__(decode, **settings)
+
+
+@lru_cache(maxsize=256, typed=True)
+def _override_decode(decode: DecodeConfig, /, **settings: object) -> DecodeConfig:
     overrides: dict[str, Any] = {name: coerce_setting(f"decode.{name}", value) for name, value in settings.items()}
     if implied := [strategy for name, strategy in IMPLIED_STRATEGY.items() if name in overrides]:
         overrides.setdefault("strategy", implied[-1])

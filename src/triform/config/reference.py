@@ -59,7 +59,7 @@ class SettingInfo:
         hint, words = split_number_or_word(SETTING_TYPES[self.name])
         if self.choices:
             return "one of " + ", ".join(self.choices)
-        name = LIST_NAMES[get_args(hint)[0]] if get_origin(hint) is tuple else TYPE_NAMES[hint]
+        name = _list_name(get_args(hint)[0]) if get_origin(hint) is tuple else TYPE_NAMES[hint]
         if self.bounds:
             name += f", {_format_bound(self.bounds[0])} to {_format_bound(self.bounds[1])}"
         return ", or ".join([name, *words])
@@ -178,6 +178,11 @@ Settings that you leave out keep their default. An automatic default is replaced
 when training starts and from the size of the data. In a file, write the value in parentheses for an automatic
 default.
 """
+
+
+def _list_name(item_type: Any) -> str:
+    """Return the type of a list, with the values of its items if these are choices."""
+    return LIST_NAMES.get(item_type) or f"list of {', '.join(get_args(item_type))}"
 
 
 def _group_title(group: SettingGroup) -> str:

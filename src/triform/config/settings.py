@@ -123,12 +123,7 @@ def coerce_setting(name: str, value: object) -> SettingValue:
     if value in words:
         return str(value)
     if get_origin(hint) is Literal:
-        if value not in get_args(hint):
-            options = ", ".join(map(str, get_args(hint)))
-            nearest = find_nearest_name(str(value), get_args(hint))
-            suggestion = f" (did you mean {nearest!r}?)" if nearest else ""
-            raise ConfigError(f"{name}={shorten(str(value))} is not valid; choose from {options}{suggestion}")
-        return str(value)
+        return _coerce_choice(name, value, get_args(hint))
     if get_origin(hint) is tuple:
         if isinstance(value, str):  # 8,-1 or, as in TOML, [8, -1]
             inner = value.strip()
@@ -138,10 +133,22 @@ def coerce_setting(name: str, value: object) -> SettingValue:
         if not isinstance(parts, list | tuple):
             raise ConfigError(f"{name}={format_value(value)} must be a list")
         item_type = get_args(hint)[0]
-        return tuple(
-            _coerce_scalar(name, part.strip() if isinstance(part, str) else part, item_type) for part in parts
-        )
+        stripped = [part.strip() if isinstance(part, str) else part for part in parts]
+        if get_origin(item_type) is Literal:
+            return tuple(_coerce_choice(name, part, get_args(item_type)) for part in stripped)
+        return tuple(_coerce_scalar(name, part, item_type) for part in stripped)
     return _coerce_scalar(name, value, hint, words)
+
+
+def _coerce_choice(name: str, value: object, choices: Sequence[str]) -> str:
+    """Return a value that must be one of the choices."""
+    if value not in choices:
+        nearest = find_nearest_name(str(value), choices)
+        suggestion = f" (did you mean {nearest!r}?)" if nearest else ""
+        raise ConfigError(
+            f"{name}={shorten(str(value))} is not valid; choose from {', '.join(choices)}{suggestion}"
+        )
+    return str(value)
 
 
 _TYPE_DESCRIPTIONS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}

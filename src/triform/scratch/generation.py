@@ -13,6 +13,7 @@ import numpy as np
 from triform.config import DecodeConfig
 from triform.scratch.attention import softmax
 from triform.scratch.module import Array
+from triform.scratch.supported import check_decoding
 from triform.text import BOS, EOS, PAD, UNK, Tokenizer
 
 BANNED_TOKENS = (PAD, UNK, BOS)
@@ -41,6 +42,7 @@ def generate_tokens(request: DecodeRequest, config: DecodeConfig, *, default: st
     Returns:
         The new tokens of each row, without the end token.
     """
+    check_decoding(config)
     strategy = default if config.strategy == "auto" else config.strategy
     if not request.prompts:
         return []

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
-from triform.config import Config, DataConfig, ModelConfig
+from triform.config import Config, DataConfig, DecodeConfig, ModelConfig
 from triform.errors import ConfigError
 from triform.scratch.layers import LayerNorm
 from triform.text import DEFAULT_SPECIAL_TOKENS, Tokenizer
@@ -99,6 +99,12 @@ def check_training(config: Config) -> None:
         raise ConfigError(
             f"data.{name}={value} applies only to files, and `fit` receives all data as arguments; remove it"
         )
+
+
+def check_decoding(config: DecodeConfig) -> None:
+    """Raise a ConfigError if a decoding setting is not supported. Settings that only make decoding fast are."""
+    if config.mix:
+        _raise_unsupported("decode", "mix", config.mix, ())
 
 
 def check_tokenizer(tokenizer: Tokenizer) -> None:

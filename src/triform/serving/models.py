@@ -7,7 +7,7 @@ import threading
 import time
 import tomllib
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,6 +162,7 @@ class ModelRegistry:
                 raise CheckpointError(f"{path} has no trained model yet")
             run = load(path, device=self.options.device, precision=self.options.precision)
             refuse_pretraining(run.config, "a server")
+            run = replace(run, task=run.mixtures.find_task(run.config.decode.mix))
             limits = {"max_batch": self.options.max_batch, "max_queue": self.options.max_queue}
             worker = Worker(run, timeout=self.options.timeout, **limits)
             served = ServedModel(name=name, run=run, worker=worker, stamp=stamp)

@@ -137,6 +137,8 @@ async def create_completion(call: Call) -> Completion | Response:
         for index in range(len(prompts) * n)
     ]
     if body.echo and body.logprobs is not None:
+        if served.run.config.decode.mix:
+            raise ApiError(400, "echo: with decode.mix, a prompt has no log probabilities", param="echo")
         limiter = call.server.explanations.limiter  # few heavy computations at a time
         for index, prompt in enumerate(prompts):
             score = partial(score_prompt, served.run, prompt.tokens, body.logprobs)

@@ -42,7 +42,6 @@ class DynamicEvaluationResult:
     metrics: Metrics
     lr: float
     losses: FloatArray
-    json_key = "dynamic"
 
     def to_dict(self) -> dict[str, object]:
         """Return the result as JSON values."""

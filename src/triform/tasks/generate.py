@@ -136,8 +136,7 @@ class TextGenerator(Predictor):
 
     def build_adapter(self) -> GenerationAdapter:
         """Return the model as the scheduler uses it."""
-        adapter = build_decoder_adapter(self.task.model.eval(), self.task.config.data.max_len)
-        return adapter if self.task.wrap_adapter is None else self.task.wrap_adapter(adapter)
+        return build_decoder_adapter(self.task.model.eval(), self.task.config.data.max_len)
 
     @property
     def constraints(self) -> TokenConstraints:
@@ -310,7 +309,6 @@ class Generate(Task):
     shown_metrics = ("perplexity",)
     data_class = LanguageModelData
     model: AnyDecoder
-    wrap_adapter: Callable[[GenerationAdapter], GenerationAdapter] | None = None  # changes how tokens are predicted
 
     @classmethod
     def choose_data_class(cls, config: Config) -> type[LanguageModelData]:

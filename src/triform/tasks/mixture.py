@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from triform.config import MixComponent
 from triform.errors import ConfigError
 from triform.evaluation.baselines.ngram import MAX_TOKENS, FloatArray, IntArray, NGramModel
 from triform.evaluation.metrics import Metrics
@@ -21,7 +22,6 @@ from triform.tasks.generate import Generate
 from triform.tasks.language_model_data import LanguageModelDataset
 from triform.tasks.task import Task
 
-MIX_NAMES = ("ngram", "cache")
 MAX_WEIGHT_TOKENS = 200_000  # of the validation data, on which the weights are learned
 
 
@@ -42,72 +42,32 @@ class ScoredTokens:
         return ScoredTokens(self.probs[:, start:stop], self.buckets[start:stop])
 
 
-@dataclass(frozen=True)
-class MixtureEvaluation:
-    """The metrics of a mixture on a text.
-
-    Attributes:
-        name: The components, such as "model + 4-gram + cache".
-        metrics: The metrics of the mixture. A mixture has no `token_accuracy`.
-        components: The names of the components.
-        weights: The weights of the components by the length of the known context.
-    """
-
-    name: str
-    metrics: Metrics
-    components: tuple[str, ...]
-    weights: MixtureWeights
-    json_key = "mixtures"
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the evaluation as JSON values."""
-        return {
-            "name": self.name,
-            **self.metrics,
-            "components": list(self.components),
-            "weights": self.weights.mean.tolist(),
-            "weights_by_known_context": self.weights.by_bucket.tolist(),
-        }
-
-    def describe(self) -> str:
-        """Return a sentence with the mean weights for the user."""
-        return describe_weights(self.components, self.weights)
-
-
-def describe_weights(components: Sequence[str], weights: MixtureWeights) -> str:
-    """Return a sentence with the mean weights for the user."""
-    values = ", ".join(f"{name} {weight:.3f}" for name, weight in zip(components, weights.mean, strict=True))
-    return f"mean weights of {' + '.join(components)}, learned on validation data: {values}"
-
-
 class MixedLanguageModel:
     """A language model with components that are mixed in, with weights learned on validation data.
 
     Args:
         task: The task of a trained run.
-        mix: Names of `MIX_NAMES`.
+        mix: The components, as in `decode.mix`.
+
+    Attributes:
+        weights: The weights of the components by the length of the known context.
+        notices: Messages for the user about how the components were made.
 
     Raises:
-        ConfigError: The run is not a language model, a name is unknown, or there is no validation data.
+        ConfigError: The run is not a language model, or there is no validation data.
         DataError: The training data cannot be read.
     """
 
-    def __init__(self, task: Task, mix: Sequence[str]) -> None:
-        for name in mix:
-            if name not in MIX_NAMES:
-                raise ConfigError(f"mix={name!r} is not known; choose from {', '.join(MIX_NAMES)}")
-        if len(set(mix)) < len(mix):
-            raise ConfigError(f"mix={','.join(mix)} names a component twice")
-        self.task, self.mix, self.notices = require_language_model(task, "mix"), tuple(mix), list[str]()
+    def __init__(self, task: Task, mix: Sequence[MixComponent]) -> None:
+        self.task, self.mix, self.notices = require_language_model(task, "decode.mix"), tuple(mix), list[str]()
         data = self.task.text_data
         if not data.config.data.train:
-            raise ConfigError("the model was imported without training data, so no weights can be learned for mix")
+            raise ConfigError("the model was imported without training data, which decode.mix needs")
         valid: LanguageModelDataset | None = data.load_validation_dataset([])
         if valid is None:
-            raise ConfigError("mix needs validation data to learn its weights, and the run has none")
-        self.ngram = self._fit_ngram() if "ngram" in mix else None
-        self.valid = valid.sample(MAX_WEIGHT_TOKENS)
-        self.weights = self._fit_weights(self.score(self.valid))
+            raise ConfigError("decode.mix learns its weights on validation data, and the run has none")
+        self.ngram, self.valid = self._fit_ngram() if "ngram" in mix else None, valid
+        self.weights = self._fit_weights(self.score(valid.sample(MAX_WEIGHT_TOKENS)))
 
     def _fit_ngram(self) -> NGramModel:
         data, tokenizer = self.task.text_data, self.task.tokenizer
@@ -121,6 +81,20 @@ class MixedLanguageModel:
         """The names of the components, the model first."""
         names = {"ngram": f"{self.ngram.order}-gram" if self.ngram else "", "cache": "cache"}
         return ("model", *(names[name] for name in self.mix))
+
+    def describe(self) -> str:
+        """Return a sentence with the mean weights for the user."""
+        means = zip(self.components, self.weights.mean, strict=True)
+        values = ", ".join(f"{name} {weight:.3f}" for name, weight in means)
+        return f"mean weights of {' + '.join(self.components)}, learned on validation data: {values}"
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the components and their weights as JSON values."""
+        return {
+            "components": list(self.components),
+            "weights": self.weights.mean.tolist(),
+            "weights_by_known_context": self.weights.by_bucket.tolist(),
+        }
 
     def score(self, data: LanguageModelDataset) -> ScoredTokens:
         """Return the probabilities of a text in each component."""
@@ -157,35 +131,23 @@ class MixedLanguageModel:
         n_buckets = self.ngram.order if self.ngram else 1
         return MixtureWeights.fit(scored.probs, scored.buckets, n_buckets)
 
-    def evaluate(self, name: str = "", stride: int = 0) -> MixtureEvaluation:
-        """Return the metrics of the mixture on a file, or on the validation data of the run.
+    def evaluate(self, data: LanguageModelDataset) -> Metrics:
+        """Return the metrics of the mixture on a text. A mixture has no `token_accuracy`.
 
-        The weights for each half of the validation data are learned on its other half.
-
-        Args:
-            name: The file. Empty: the validation data.
-            stride: The distance between windows of the model, as for `Run.evaluate`.
+        If the text is the validation data, the weights for each of its halves are learned on the other half.
         """
-        data: LanguageModelDataset = (
-            self.task.text_data.load_dataset(name, []) if name else self.task.text_data.load_validation_dataset([])
-        )
-        scored = self.score(data.with_stride(stride) if stride else data)
-        if name:
-            probs = self.weights.mix(scored.probs, scored.buckets)
-        else:
+        scored = self.score(data)
+        if np.array_equal(data.store.tokens, self.valid.store.tokens):
             middle, n = len(data) // 2, len(data)
             parts = [scored.part(0, middle), scored.part(middle, n)]
             weights = [self._fit_weights(part) for part in parts]
             mixed = [weights[1 - index].mix(part.probs, part.buckets) for index, part in enumerate(parts)]
             probs = np.concatenate(mixed)
+        else:
+            probs = self.weights.mix(scored.probs, scored.buckets)
         sums = [float(-np.log(probs).sum()), math.nan, float(len(probs))]
         metrics = self.task.evaluator.compute_metrics(sums, data, quick=False)
-        return MixtureEvaluation(
-            name=" + ".join(self.components),
-            metrics={key: value for key, value in metrics.items() if key != "token_accuracy"},
-            components=self.components,
-            weights=self.weights,
-        )
+        return {key: value for key, value in metrics.items() if key != "token_accuracy"}
 
 
 def require_language_model(task: Task, option: str) -> Generate:

@@ -1,39 +1,108 @@
-"""Generate text with the mixture of a language model and counts: `triform predict --mix`."""
+"""The task of a language model that is mixed with models of counts, as the setting `decode.mix` asks for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from triform.config import DecodeConfig, MixComponent
 from triform.errors import ConfigError
+from triform.evaluation.details import DetailedMetrics
+from triform.evaluation.metrics import Metrics
 from triform.generation.adapters import GenerationAdapter, Stepper, TokenIds
-from triform.tasks.generate import Generate
+from triform.tasks.generate import Generate, LanguageModelEvaluator, TextGenerator
+from triform.tasks.language_model_data import LanguageModelDataset
 from triform.tasks.mixture import MixedLanguageModel
 from triform.tasks.task import Task
+from triform.world import SINGLE_PROCESS, World
 
-BEAM_REFUSAL = "mix decodes greedily or samples; leave out decode.strategy=beam and decode.beam_size"
 
-
-def mix_predictions(task: Task, names: Sequence[str]) -> tuple[Generate, MixedLanguageModel]:
-    """Return a task that shares the model and predicts with its mixture, and the mixture.
+class Mixtures:
+    """The mixtures of a language model with models of counts. Each is made when it is first used.
 
     Args:
-        task: The task of a trained run, whose own data gives the counts and the weights.
-        names: Names of `MIX_NAMES`.
-
-    Raises:
-        ConfigError: The run is not a language model, or another engine than torch decodes.
-        DataError: The data of the run cannot be read.
+        task: The task of a trained run.
     """
-    if task.engine is not None:
-        raise ConfigError(f"mix needs the engine torch, not {task.engine.name}; leave out --engine")
-    mixture = MixedLanguageModel(task, names)
-    mixed_task = copy(mixture.task)
-    mixed_task.wrap_adapter = lambda adapter: MixtureAdapter(adapter, mixture)
-    return mixed_task, mixture
+
+    def __init__(self, task: Task) -> None:
+        self.task, self._mixtures = task, dict[tuple[MixComponent, ...], MixedLanguageModel]()
+
+    def find(self, mix: Sequence[MixComponent]) -> MixedLanguageModel:
+        """Return the mixture with these components, whose names are those of `decode.mix`.
+
+        Raises:
+            ConfigError: The run is not a language model or has no validation data, or another engine decodes it.
+            DataError: The data of the run cannot be read.
+        """
+        key = tuple(mix)
+        if self.task.engine is not None:
+            raise ConfigError(f"decode.mix needs the engine torch, not {self.task.engine.name}; leave out --engine")
+        if key not in self._mixtures:
+            self._mixtures[key] = MixedLanguageModel(self.task, key)
+        return self._mixtures[key]
+
+    def find_task(self, mix: Sequence[MixComponent]) -> Task:
+        """Return the task that predicts and evaluates a mixture; without components, that of the model alone."""
+        return MixedGenerate.build(self.find(mix)) if mix else self.task
+
+
+class MixedGenerate(Generate):
+    """A language model whose predictions and metrics are those of a mixture."""
+
+    mixture: MixedLanguageModel
+
+    @classmethod
+    def build(cls, mixture: MixedLanguageModel) -> Self:
+        """Return a task that shares the model of a mixture."""
+        task = cls.__new__(cls)
+        vars(task).update(vars(mixture.task), mixture=mixture)
+        return task
+
+    @property
+    def evaluator(self) -> MixtureEvaluator:
+        return MixtureEvaluator(self)
+
+    @property
+    def predictor(self) -> MixtureGenerator:
+        return MixtureGenerator(self)
+
+
+@dataclass(frozen=True)
+class MixtureGenerator(TextGenerator):
+    """Predictor that continues prompts with the mixture of a language model and counts."""
+
+    task: MixedGenerate
+
+    def build_adapter(self) -> GenerationAdapter:
+        return MixtureAdapter(super().build_adapter(), self.task.mixture)
+
+
+@dataclass(frozen=True)
+class MixtureEvaluator(LanguageModelEvaluator):
+    """Evaluator of the mixture of a language model and counts. Each process evaluates the whole text."""
+
+    task: MixedGenerate
+
+    def evaluate(
+        self,
+        data: LanguageModelDataset,
+        *,
+        quick: bool = False,
+        decode: DecodeConfig | None = None,
+        world: World = SINGLE_PROCESS,
+    ) -> Metrics:
+        if data.skip_start:
+            raise ConfigError(
+                "ranges of lengths are for the model alone; leave them out, or set decode.mix to nothing"
+            )
+        return self.task.mixture.evaluate(data)
+
+    def evaluate_with_details(self, data: LanguageModelDataset, **options: Any) -> DetailedMetrics:
+        raise ConfigError("details are for the model alone; leave them out, or set decode.mix to nothing")
 
 
 class MixtureAdapter(GenerationAdapter):
@@ -52,8 +121,7 @@ class MixtureAdapter(GenerationAdapter):
         return self.adapter.initial_tokens(row)
 
     def build_stepper(self, beam_size: int = 1) -> MixtureStepper:
-        if beam_size > 1:
-            raise ConfigError(BEAM_REFUSAL)
+        assert beam_size == 1, "decode.mix excludes beam search"
         return MixtureStepper(self)
 
 

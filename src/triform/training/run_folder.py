@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from triform.config import Config
+from triform.config import Config, DataConfig
 from triform.config.settings import SettingValue, flatten_config
 from triform.errors import CheckpointError
 from triform.io import files
@@ -253,6 +253,11 @@ class RunFolder:
             if latest := self.latest_checkpoint():
                 return dict(self.read_state(latest)["metadata"].get("data", {}))
         return {}
+
+    def read_training_fingerprints(self, data: DataConfig) -> list[str]:
+        """Return the fingerprints of the training files of the run, which `data` names."""
+        fingerprints = self.read_data_fingerprints()
+        return [fingerprints[file] for file in (data.train, data.source, data.target) if file in fingerprints]
 
     def is_complete(self, config: Config | None = None) -> bool:
         """Return whether the run is complete, with these or its stored settings. The report is written last."""
