@@ -275,6 +275,15 @@ def test_t5_buckets_are_even_and_reach_beyond_the_exact_ones() -> None:
         ({"data.valid_source": "a"}, ("data.valid_source", "data.valid_target")),
         ({"data.source": "a", "data.target": "b"}, ("data.source", "data.target")),
         ({"train.lora_rank": 4}, ("train.lora_rank", "train.init_from")),
+        ({"task": "translate", "decode.mix": ("ngram",)}, ("decode.mix", "translate")),
+        (
+            {"task": "generate", "decode.mix": ("ngram",), "data.train": "a.txt", "data.valid_fraction": 0.0},
+            ("decode.mix", "data.valid_fraction"),
+        ),
+        (
+            {"task": "generate", "decode.mix": ("ngram",), "decode.strategy": "beam"},
+            ("decode.mix", "decode.strategy"),
+        ),
         ({"train.embeddings": "v.bin", "train.init_from": "a"}, ("--embeddings", "--from")),
         (
             {"train.lora_rank": 4, "train.init_from": "a", "train.freeze_layers": 1},

@@ -90,6 +90,8 @@ def test_a_language_model_writes_what_torch_writes_even_by_chance(
     expected = to_float64(runs["generate"]).predict(prompts, seed=5, max_new_tokens=40, **decode_settings)
     outputs = model.generate(prompts, DecodeConfig(**settings, max_new_tokens=40), seed=5)
     assert outputs == [prediction.output for prediction in expected]
+    with pytest.raises(triform.ConfigError, match=r"decode\.mix=\['ngram'\] is not supported by triform\.scratch"):
+        model.generate(prompts, DecodeConfig(mix=("ngram",)))
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from triform.tasks.generate import Generate
 from triform.tasks.language_model_data import LanguageModelDataset
 from triform.tasks.task import Task
 
+TokenLosses = Callable[[LanguageModelDataset], FloatArray]
 MAX_WEIGHT_TOKENS = 200_000  # of the validation data, on which the weights are learned
 
 
@@ -48,6 +50,8 @@ class MixedLanguageModel:
     Args:
         task: The task of a trained run.
         mix: The components, as in `decode.mix`.
+        losses: Returns the loss of the model in nats for each token of a text except the first. The default evaluates
+            the model in windows, as it is.
 
     Attributes:
         weights: The weights of the components by the length of the known context.
@@ -58,8 +62,9 @@ class MixedLanguageModel:
         DataError: The training data cannot be read.
     """
 
-    def __init__(self, task: Task, mix: Sequence[MixComponent]) -> None:
+    def __init__(self, task: Task, mix: Sequence[MixComponent], losses: TokenLosses | None = None) -> None:
         self.task, self.mix, self.notices = require_language_model(task, "decode.mix"), tuple(mix), list[str]()
+        self.losses = losses or partial(token_losses, self.task)
         data = self.task.text_data
         if not data.config.data.train:
             raise ConfigError("the model was imported without training data, which decode.mix needs")
@@ -99,7 +104,7 @@ class MixedLanguageModel:
     def score(self, data: LanguageModelDataset) -> ScoredTokens:
         """Return the probabilities of a text in each component."""
         tokens = np.asarray(data.store.tokens, np.int64)
-        probs, buckets = [np.exp(-token_losses(self.task, data))], np.zeros(len(tokens) - 1, np.int64)
+        probs, buckets = [np.exp(-self.losses(data))], np.zeros(len(tokens) - 1, np.int64)
         for name in self.mix:
             if name == "cache":
                 probs.append(cache_probabilities(tokens, self.task.tokenizer.vocab_size))

@@ -78,8 +78,13 @@ def reproduce(system: ReferenceSystem, options: ReproduceOptions) -> ExperimentR
         data = ExperimentData.prepare(system, options.data, folder / "data", smoke=options.smoke)
         result = _load_or_create_result(data, options)
         prepared = [_prepare_variant(variant, data, options, folder) for variant in variants]
-        specs = [entry.spec for entry in prepared]
-        variant_results = run_variants(specs, system_evaluation(data), options.run_options)
+        variant_results = (
+            variant_result
+            for entry in prepared
+            for variant_result in run_variants(
+                [entry.spec], system_evaluation(data, entry.variant), options.run_options
+            )
+        )
         finished = []
         for entry, variant_result in zip(prepared, variant_results, strict=True):
             if variant_result.failure:

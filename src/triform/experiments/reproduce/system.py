@@ -45,6 +45,7 @@ class SystemVariant:
     init_from: str = ""  # folder of a published model to start from, next to the datasets
     search: str = ""  # the record in results/search that chose the settings
     trained: bool = True  # False: the published model is evaluated without training
+    dynamic: bool = False  # a language model that learns from the text that it has already predicted
     description: str = ""
     not_run_reason: str = ""  # why there are no results yet, for the results page
 

@@ -44,7 +44,7 @@ SYSTEM_KEYS = (
 TRANSLATION_KEYS = ("compared_group", "word_length_bins", "long_sentences", "n_examples")
 VARIANT_KEYS = (
     *("group", "seeds", "description", "vocabulary_files", "use_word_vectors", "init_from", "trained", "reported"),
-    *("search", "not_run_reason"),
+    *("search", "not_run_reason", "dynamic"),
 )
 
 
