@@ -50,8 +50,8 @@ class MixedLanguageModel:
     Args:
         task: The task of a trained run.
         mix: The components, as in `decode.mix`.
-        losses: Returns the loss of the model in nats for each token of a text except the first. The default evaluates
-            the model in windows, as it is.
+        losses: Returns the loss in nats of each token of a text except the first, as the model predicts it. By
+            default, the model is evaluated in windows.
 
     Attributes:
         weights: The weights of the components by the length of the known context.

@@ -46,7 +46,7 @@ def _evaluate_set(
 
 
 def evaluate_dynamically(run: Run, path: str) -> Metrics:
-    """Evaluate a language model that learns from the text that it has already predicted, with `decode.mix` if set."""
+    """Evaluate a model, mixed as `decode.mix` says, that learns from the text that it has already predicted."""
     dynamic, mixture = _dynamic_evaluation(run)
     if mixture is None:
         return dynamic.evaluate(path).metrics
