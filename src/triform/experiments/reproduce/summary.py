@@ -106,6 +106,8 @@ def _verdict(
     baseline: tuple[str, float] | None,
 ) -> str:
     """Compare our figure with the best baseline, and say whether the targets for it were reached."""
+    if variant.dynamic:
+        return "not comparable: dynamic evaluation"
     parts = [compare_with_baseline(column.metric, values, baseline[1])] if baseline else []
     for target in system.targets:
         if result and (target.variant, target.column) == (variant.name, column.key):
