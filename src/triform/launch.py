@@ -26,7 +26,7 @@ from triform.reporting.baseline_report import report_baseline
 from triform.reporting.run_report import write_report
 from triform.run import Run, load
 from triform.training.agreement import compare_processes, share_claim
-from triform.training.baseline_job import start_baseline_job
+from triform.training.baseline_job import add_mixture, start_baseline_job
 from triform.training.callbacks import Callback, MetricsFile
 from triform.training.claim import claim_run_folder, create_default_folder
 from triform.training.data_copies import copy_in_memory_data
@@ -217,7 +217,12 @@ def _train(
                 record_divergence(trainer, failure)
             raise
         if baseline_job and trainer.progress.finished:
-            event = report_baseline(folder.path, trainer.task.config, baseline_job.result, options.progress)
+            event = report_baseline(
+                folder.path,
+                trainer.task.config,
+                lambda: add_mixture(trainer, baseline_job.result()),
+                options.progress,
+            )
             trainer.emit("baseline", **event)
     if is_main:
         finish_run(trainer)

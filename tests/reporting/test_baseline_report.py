@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,12 @@ def test_pairs_of_words_are_suggested_if_they_make_the_baseline_better() -> None
         "let the model read pairs of words: --set model.bigram_buckets=20000"
     ]
     assert suggestions(run, config(model__bigram_buckets=8), "words and pairs")[0].startswith("try other learning")
+
+
+def test_a_mixture_with_the_baseline_is_mentioned() -> None:
+    result = replace(baseline(0.8), mixed=0.9)
+    text = format_comparison(build_baseline_event(history([1.0], 1), config(), FOLDER, result))
+    assert text.endswith("on 1,000 validation texts; a mixture of both (--mix ngram) has 90.00 %")
 
 
 def test_few_rows_and_a_sample_are_mentioned() -> None:

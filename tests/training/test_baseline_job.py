@@ -15,6 +15,7 @@ from triform.data.readers import LabelledText
 from triform.launch import RunOptions
 from triform.tasks.baseline import load_task_data, measure_baseline, sample_rows
 from triform.tasks.classify import Classify
+from triform.tasks.mixture import MixedLanguageModel
 from triform.training import baseline_job
 from triform.training.baseline_job import BackgroundBaselineJob, start_baseline_job
 
@@ -110,6 +111,12 @@ def test_text_and_translation_have_a_baseline(task: Any, tmp_path: Path) -> None
     expected = run.baselines()["ngram" if task == "generate" else "wordwise"]
     assert event["baseline"] == pytest.approx(expected["perplexity" if task == "generate" else "bleu"])
     assert event["n_valid"] == expected["tokens" if task == "generate" else "pairs"]
+    if task == "generate":
+        mixed = MixedLanguageModel(run.task, ["ngram"]).evaluate()
+        assert event["mixed"] == pytest.approx(mixed.metrics["perplexity"])
+        assert event["suggestions"][0].endswith("--mix ngram")
+    else:
+        assert "mixed" not in event
 
 
 def test_another_process_finds_the_same_baseline(
@@ -127,6 +134,21 @@ def test_another_process_finds_the_same_baseline(
     assert job.process.returncode is not None
     data = load_task_data(trainer.task.config, tmp_path, Classify.data_class)
     assert result == measure_baseline(data, 4)
+
+
+def test_another_process_finds_the_same_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "data.txt"
+    data.write_text("".join(f"{n * n} is the square of {n}. " for n in range(400)), encoding="utf-8")
+    settings: dict[str, Any] = {"data": str(data), "train": {"max_steps": 100}, "data.max_len": 16, **TINY}
+    events = []
+    for name in ("small", "large"):
+        run = triform.train("generate", out=tmp_path / name, progress=io.StringIO(), **settings)
+        events += read_events(run, "baseline")
+        monkeypatch.setattr(baseline_job, "MAX_WORK_AFTER_TRAINING", 0)
+        monkeypatch.setattr(BackgroundBaselineJob.result, "__defaults__", (None,))
+    small, large = ({key: event[key] for key in ("baseline", "mixed", "n_valid", "value")} for event in events)
+    assert small == large
+    assert small["mixed"] < small["value"]
 
 
 def test_a_process_that_is_not_ready_is_stopped(

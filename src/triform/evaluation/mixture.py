@@ -59,6 +59,21 @@ class MixtureWeights:
         return mean
 
 
+def mix_held_out(probs: FloatArray, buckets: IntArray) -> FloatArray:
+    """Return the probability of each token of a held-out text in a mixture: (components, tokens) -> (tokens).
+
+    The weights for each half of the text are learned on its other half.
+
+    Args:
+        probs: The probability that each component gives to each token.
+        buckets: The bucket of each token, see `MixtureWeights`.
+    """
+    n_buckets, middle = int(buckets.max()) + 1, len(buckets) // 2
+    halves = [(probs[:, :middle], buckets[:middle]), (probs[:, middle:], buckets[middle:])]
+    weights = [MixtureWeights.fit(*half, n_buckets) for half in halves]
+    return np.concatenate([weights[1 - index].mix(*half) for index, half in enumerate(halves)])
+
+
 def maximise_likelihood(probs: FloatArray, prior: FloatArray) -> FloatArray:
     """Return the weights that maximise the likelihood of tokens: (components, tokens) -> (components).
 

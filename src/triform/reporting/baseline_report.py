@@ -69,6 +69,7 @@ def build_baseline_event(
         "metric": metric,
         "value": value,
         "baseline": baseline_value,
+        **({"mixed": baseline.mixed} if baseline.mixed is not None else {}),
         "verdict": "worse" if is_worse else "better" if value != baseline_value else "equal",
         "n_train": baseline.n_train,
         "is_sample": baseline.is_sample,
@@ -90,6 +91,8 @@ def format_comparison(event: Event) -> str:
     )
     if event["is_sample"]:
         text += f"; the baseline was fitted on {event['n_train']:,} {unit} of the training data"
+    if "mixed" in event:
+        text += f"; a mixture of both (--mix ngram) has {format_metric(metric, event['mixed'])}"
     margin = error_margin(value, baseline, event["n_valid"]) if metric == "accuracy" else 0.0
     if abs(value - baseline) < margin:
         text += f"; with so few {unit}, differences up to {100 * margin:.1f} points can be chance"
@@ -107,7 +110,10 @@ def error_margin(first: float, second: float, n: int) -> float:
 
 def suggest_changes(history: RunHistory, config: Config, folder: Path, baseline_name: str) -> list[str]:
     """Return what to try if a run is worse than its baseline, most promising first, from what the run shows."""
-    task, suggestions = config.task, []
+    task, suggestions = config.task, list[str]()
+    if task == "generate":
+        command = f"triform evaluate {shlex.quote(str(folder))} --mix ngram"
+        suggestions.append(f"evaluate the model mixed with the n-grams: {command}")
     if is_still_improving(history):
         train = config.train
         length = f"--epochs {2 * train.epochs:g}" if train.epochs else f"--max-steps {2 * train.max_steps}"
@@ -119,9 +125,6 @@ def suggest_changes(history: RunHistory, config: Config, folder: Path, baseline_
         suggestions.append(
             f"let the model read pairs of words: --set model.bigram_buckets={EXAMPLE_BIGRAM_BUCKETS}"
         )
-    if task == "generate":
-        command = f"triform evaluate {shlex.quote(str(folder))} --mix ngram"
-        suggestions.append(f"evaluate the model mixed with the n-grams: {command}")
     n_train = history.start.get("train_examples")
     limit = FEW_TOKENS if task == "generate" else FEW_ROWS
     if is_finite(n_train) and n_train < limit and not config.train.init_from:

@@ -81,10 +81,15 @@ def _measure_ngram(data: TaskData, n_valid: int) -> BaselineResult:
     if len(test) < 2:
         raise BaselineError("the text to evaluate has fewer than two tokens")
     model = NGramModel.fit(train, tokenizer.vocab_size)
-    loss = model.loss(test)
-    metrics = {"loss": loss, "perplexity": perplexity(loss), "tokens": len(test) - 1}
+    probs, known_context = model.score(test)
+    loss = float(-np.log(probs).mean())
     return BaselineResult(
-        name=f"a {model.order}-gram model", metrics=metrics, n_train=len(train), is_sample=is_train_sample
+        name=f"a {model.order}-gram model",
+        metrics={"loss": loss, "perplexity": perplexity(loss), "tokens": len(probs)},
+        n_train=len(train),
+        is_sample=is_train_sample,
+        token_probs=probs.tolist(),
+        known_context=known_context.tolist(),
     )
 
 

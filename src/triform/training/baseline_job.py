@@ -15,15 +15,23 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import TemporaryFile
+
+import numpy as np
 
 from triform.errors import TriformError
 from triform.evaluation.baselines.errors import BaselineError
 from triform.evaluation.baselines.result import BaselineResult
+from triform.evaluation.metrics import perplexity
+from triform.evaluation.mixture import mix_held_out
 from triform.tasks import choose_task
 from triform.tasks.baseline import load_task_data, measure_baseline
 from triform.tasks.batch import BucketedDataset
+from triform.tasks.generate import Generate
+from triform.tasks.language_model_data import LanguageModelDataset
+from triform.tasks.mixture import token_losses
 from triform.training.run_folder import RunFolder
 from triform.training.trainer import Trainer
 
@@ -67,19 +75,19 @@ class BackgroundBaselineJob(BaselineJob):
         super().__init__(trainer)
         path = [str(Path(entry).absolute()) for entry in sys.path]
         code = _PROCESS_CODE.format(path=path, folder=str(self.folder.absolute()), n_valid=self.n_valid)
-        pipe = subprocess.PIPE
+        self.output = TemporaryFile()  # noqa: SIM115  (closed in `close`; the buffer of a pipe could be too small)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=self.output, stderr=subprocess.DEVNULL
         )
 
     def result(self, max_wait_seconds: float | None = MAX_WAIT_SECONDS) -> BaselineResult:
         try:
-            self.process.wait(max_wait_seconds)  # the result is shorter than the buffer of a pipe
+            self.process.wait(max_wait_seconds)
         except subprocess.TimeoutExpired:
             raise BaselineError(NOT_READY.replace("RUN", str(self.folder))) from None
-        output = self.process.stdout.read() if self.process.stdout else b""
+        self.output.seek(0)
         try:
-            content = json.loads(output)
+            content = json.loads(self.output.read())
         except ValueError:
             raise BaselineError(f"the process that fits it has ended with code {self.process.returncode}") from None
         if "reason" in content:
@@ -89,10 +97,10 @@ class BackgroundBaselineJob(BaselineJob):
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
+        self.output.close()
+        if self.process.stdin is not None:
+            with suppress(OSError):
+                self.process.stdin.close()
 
 
 @contextmanager
@@ -107,6 +115,22 @@ def start_baseline_job(trainer: Trainer, *, enabled: bool) -> Iterator[BaselineJ
         yield job
     finally:
         job.close()
+
+
+def add_mixture(trainer: Trainer, baseline: BaselineResult) -> BaselineResult:
+    """Return an n-gram model with the perplexity of its mixture with the best weights on the validation data.
+
+    Other baselines, and those of runs in several processes, are returned as they are.
+    """
+    task, valid = trainer.task, trainer.valid_data
+    if not isinstance(task, Generate) or not isinstance(valid, LanguageModelDataset) or trainer.world.size > 1:
+        return baseline
+    trainer.load_best_weights()
+    with trainer.train_step.autocast():
+        losses = token_losses(task, valid.sample(len(baseline.token_probs)))
+    probs = np.stack([np.exp(-losses), np.array(baseline.token_probs)])
+    mixed = mix_held_out(probs, np.array(baseline.known_context))
+    return replace(baseline, mixed=perplexity(float(-np.log(mixed).mean())))
 
 
 def is_compared(trainer: Trainer) -> bool:
