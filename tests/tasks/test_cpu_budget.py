@@ -87,6 +87,7 @@ def test_a_language_model_needs_dropout_only_if_it_sees_its_text_several_times()
         {"train.batch_size": 3},
         {"train.batch_tokens": 500},
         {"train.eval_every": 7},
+        {"model.positions": "alibi"},
         {"model.d_model": 96},
         {"model.n_layers": 1, "model.n_heads": 3},
     ],
@@ -96,6 +97,15 @@ def test_settings_of_the_user_are_kept(user_settings: dict[str, Any]) -> None:
     config = flatten_config(resolve(GENERATE | user_settings, 10 * MILLION)[0])
     assert {name: config[name] for name in user_settings} == user_settings
     assert config["train.max_steps"]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"model.d_model": 6, "model.n_heads": 2}, {"model.attention_score": "additive"}], ids=str
+)
+def test_positions_are_rotary_unless_the_attention_does_not_allow_it(settings: Settings) -> None:
+    assert resolve(GENERATE, MILLION)[0].model.positions == "rotary"
+    assert resolve(GENERATE | settings, MILLION)[0].model.positions == "learned"
+    assert resolve(TRANSLATE, MILLION, 30_000)[0].model.positions == "learned"
 
 
 def test_several_processes_that_share_a_model_do_not_use_muon() -> None:

@@ -92,7 +92,8 @@ class ModelConfig:
         details="`learned` and `sinusoidal` add a vector for each position; `sinusoidal_halves` does the same in "
         "the order that Marian uses. `rotary` rotates queries and keys, `alibi` subtracts a penalty that grows "
         "with the distance, `relative` adds a learned vector for each distance (Shaw et al.), `t5` adds a learned "
-        "bias for each range of distances, and `none` uses no positions.",
+        "bias for each range of distances, and `none` uses no positions. The budget of a CPU (train.max_steps) "
+        "uses `rotary` for generate.",
     )
     rotary_base: float = setting(
         10_000.0, "The base of the rotation frequencies.", applies_to="model.positions=rotary"

@@ -17,9 +17,9 @@ from triform.formatting import format_duration
 from triform.tasks.defaults import default_lr, with_model_defaults, with_unset
 from triform.world import current_world
 
-FLOPS_PER_SECOND = 45e9  # of two cores that train a small model
+FLOPS_PER_SECOND = 100e9  # of two cores that train a small model
 STEP_FLOPS = 5e8  # operations that take as long as a step does besides its matrix products
-MUON_LR_FACTOR = 2  # the best learning rate of Muon, as a multiple of that of AdamW
+MUON_LR_FACTOR = 5  # the best learning rate of Muon with rotary positions, as a multiple of that of AdamW
 MUON_FLOPS = 25  # of an update, for each weight of a block and each unit of the width
 MIN_TOKENS_PER_WEIGHT = 1.5  # of the blocks; with fewer tokens within the budget, a smaller model learns more
 MIN_DROPOUT_EPOCHS = 3  # with fewer epochs, a language model does not overfit and needs no dropout
@@ -123,6 +123,12 @@ class CpuBudget:
         if config.train.optimizer == "muon" and not train.lr:
             settings["train.lr"] = MUON_LR_FACTOR * default_lr(plan.config.model.d_model)
         config = build_config(settings, plan.config)
+        if (
+            config.task == "generate"
+            and config.model.head_dim % 2 == 0
+            and config.model.attention_score != "additive"
+        ):
+            config = with_unset(config, {"model.positions": "rotary"}, self.user_settings)
         if config.task == "generate" and steps < MIN_DROPOUT_EPOCHS * plan.steps_per_epoch and not train.r_drop:
             config = with_unset(config, {"model.dropout": 0.0}, self.user_settings)
         return config, plan.describe(steps, is_limited=steps < max_steps)
