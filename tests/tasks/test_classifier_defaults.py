@@ -113,7 +113,7 @@ def test_only_words_that_were_chosen_automatically_become_lower_case(kind: str) 
     defaults = ClassifierDefaults.choose(build_config({"task": "classify", **settings}), settings)
     assert defaults is not None
     config = build_config({"task": "classify", "tokenizer.kind": "word" if kind == "auto" else kind})
-    assert defaults.choose_vocabulary(config).tokenizer.lowercase == (kind == "auto")
+    assert defaults.choose_vocabulary(config, 1_000).tokenizer.lowercase == (kind == "auto")
 
 
 def test_a_few_rows_are_learned_with_these_settings(tmp_path: Path) -> None:

@@ -108,6 +108,24 @@ def test_positions_are_rotary_unless_the_attention_does_not_allow_it(settings: S
     assert resolve(TRANSLATE, MILLION, 30_000)[0].model.positions == "learned"
 
 
+@pytest.mark.parametrize(
+    ("task", "n_characters", "size"),
+    [
+        ("generate", 60_000, 512),
+        ("generate", MILLION, 1_000),
+        ("generate", 5 * MILLION, 2_048),
+        ("translate", 60_000, 4_096),
+    ],
+)
+def test_the_vocabulary_of_a_language_model_grows_with_the_text(task: str, n_characters: int, size: int) -> None:
+    config = build_config({"task": task})
+    budget = CpuBudget.choose(config, (), "cpu")
+    assert budget is not None
+    assert budget.choose_vocabulary(config, n_characters).tokenizer.max_vocab_size == size
+    kept = CpuBudget(["tokenizer.max_vocab_size"]).choose_vocabulary(config, n_characters)
+    assert kept.tokenizer.max_vocab_size == config.tokenizer.max_vocab_size
+
+
 def test_several_processes_that_share_a_model_do_not_use_muon() -> None:
     assert resolve(GENERATE, MILLION)[0].train.optimizer == "muon"
     assert resolve({**GENERATE, "train.parallel": "fsdp"}, MILLION)[0].train.optimizer == "adamw"
@@ -120,7 +138,7 @@ def test_a_run_on_a_cpu_stores_what_was_chosen(tmp_path: Path, capfd: pytest.Cap
     options: dict[str, Any] = {"data": text, "model": size, "device": "cpu", "train.baseline": False}
     train("generate", out=tmp_path / "run", **options)
     config = load(tmp_path / "run", device="cpu").config
-    assert (config.train.optimizer, config.train.epochs, config.tokenizer.max_vocab_size) == ("muon", 0, 2_048)
+    assert (config.train.optimizer, config.train.epochs, config.tokenizer.max_vocab_size) == ("muon", 0, 512)
     assert f"chosen for a CPU: 1 layer of width 16, {config.train.max_steps} steps" in capfd.readouterr().err
     train("generate", out=tmp_path / "epochs", **options, **{"train.epochs": 1.0})
     config = load(tmp_path / "epochs", device="cpu").config

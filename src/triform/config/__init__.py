@@ -263,7 +263,8 @@ class TokenizerConfig:
         16_384,
         "The largest vocabulary that is chosen automatically.",
         applies_to="tokenizer.kind=bpe or wordpiece, without tokenizer.vocab_size",
-        details="Within the budget of a CPU (train.max_steps), generate uses 2,048 and translate 4,096.",
+        details="Within the budget of a CPU (train.max_steps), generate uses a thousandth of the number of "
+        "characters of training text, between 512 and 2,048, and translate 4,096.",
     )
     min_count: int = setting(
         1,

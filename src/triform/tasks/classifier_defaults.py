@@ -51,7 +51,7 @@ class ClassifierDefaults:
         is_chosen = has_other_start or is_recurrent or defaults._gives_one_of(CHOICES_OF_THE_USER)
         return defaults if config.predicts_labels and not is_chosen else None
 
-    def choose_vocabulary(self, config: Config) -> Config:
+    def choose_vocabulary(self, config: Config, n_characters: int) -> Config:
         """Return settings that convert words to lower case: few examples are not enough to learn them twice.
 
         The vocabulary has the words of the held-out texts too if the linear part will be fitted to them.

@@ -15,6 +15,7 @@ from triform.config import Config, DataSizes, TaskName
 from triform.config.settings import Settings, build_config
 from triform.formatting import format_duration
 from triform.tasks.defaults import default_lr, with_model_defaults, with_unset
+from triform.text.bpe import MIN_AUTO_VOCAB
 from triform.world import current_world
 
 FLOPS_PER_SECOND = 100e9  # of two cores that train a small model
@@ -22,6 +23,7 @@ STEP_FLOPS = 5e8  # operations that take as long as a step does besides its matr
 MUON_LR_FACTOR = 5  # the best learning rate of Muon with rotary positions, as a multiple of that of AdamW
 MUON_FLOPS = 25  # of an update, for each weight of a block and each unit of the width
 MIN_TOKENS_PER_WEIGHT = 1.5  # of the blocks; with fewer tokens within the budget, a smaller model learns more
+CHARACTERS_PER_TOKEN = 1_000  # of the training text, for each token of the vocabulary of a language model
 MIN_DROPOUT_EPOCHS = 3  # with fewer epochs, a language model does not overfit and needs no dropout
 N_VALIDATIONS = 6  # the first one within a minute, so that a usable model exists early
 BATCH_FILL = 0.75  # share of the tokens of a batch of pairs that are not padding
@@ -85,11 +87,12 @@ class CpuBudget:
             return None
         return cls(user_settings)
 
-    def choose_vocabulary(self, config: Config) -> Config:
+    def choose_vocabulary(self, config: Config, n_characters: int) -> Config:
         """Return settings with a small automatic vocabulary: the output layer costs as much as several others."""
-        return with_unset(
-            config, {"tokenizer.max_vocab_size": BUDGETS[config.task].max_vocab_size}, self.user_settings
-        )
+        max_vocab_size = BUDGETS[config.task].max_vocab_size
+        if config.task == "generate":
+            max_vocab_size = max(MIN_AUTO_VOCAB, min(max_vocab_size, n_characters // CHARACTERS_PER_TOKEN))
+        return with_unset(config, {"tokenizer.max_vocab_size": max_vocab_size}, self.user_settings)
 
     def resolve(self, config: Config, n_tokens: int, n_rows: int) -> tuple[Config, str]:
         """Choose the size of the model, the batches, the optimizer and the number of steps.

@@ -152,7 +152,7 @@ class Task(ABC):
         data, n_characters = data.scan(cache)
         data = replace(data, config=resolve_tokenizer_kind(data.config, sum(n_characters)))
         if defaults is not None:
-            data = replace(data, config=defaults.choose_vocabulary(data.config))
+            data = replace(data, config=defaults.choose_vocabulary(data.config, sum(n_characters)))
         if resume or not current_world().is_main:
             tokenizers = load_tokenizers(data.config, folder if resume else folder / TOKENS_FOLDER)
         else:
