@@ -20,7 +20,6 @@ from triform.world import current_world
 
 FLOPS_PER_SECOND = 100e9  # of two cores that train a small model
 STEP_FLOPS = 5e8  # operations that take as long as a step does besides its matrix products
-MUON_LR_FACTOR = 5  # the best learning rate of Muon with rotary positions, as a multiple of that of AdamW
 MUON_FLOPS = 25  # of an update, for each weight of a block and each unit of the width
 MIN_TOKENS_PER_WEIGHT = 1.5  # of the blocks; with fewer tokens within the budget, a smaller model learns more
 CHARACTERS_PER_TOKEN = 1_000  # of the training text, for each token of the vocabulary of a language model
@@ -45,6 +44,7 @@ class TaskBudget(NamedTuple):
     max_vocab_size: int
     batch_tokens: int
     max_epochs: float
+    muon_lr_factor: float  # the best learning rate of Muon, as a multiple of the default
     sizes: tuple[SizeChoice, ...]  # to choose from, the largest first
 
 
@@ -54,6 +54,7 @@ BUDGETS: dict[TaskName, TaskBudget] = {
         max_vocab_size=2_048,
         batch_tokens=1_024,
         max_epochs=15,
+        muon_lr_factor=5,
         sizes=(SizeChoice(512, 6, 8), SizeChoice(256, 6, 4), SizeChoice(192, 4, 6), SizeChoice(128, 4, 4)),
     ),
     "translate": TaskBudget(
@@ -61,6 +62,7 @@ BUDGETS: dict[TaskName, TaskBudget] = {
         max_vocab_size=4_096,
         batch_tokens=2_048,
         max_epochs=20,
+        muon_lr_factor=2,
         sizes=(SizeChoice(512, 6, 8), SizeChoice(256, 4, 4), SizeChoice(128, 2, 4)),
     ),
 }
@@ -124,7 +126,7 @@ class CpuBudget:
         elif not train.eval_every:
             settings["train.eval_every"] = -(-steps // N_VALIDATIONS)
         if config.train.optimizer == "muon" and not train.lr:
-            settings["train.lr"] = MUON_LR_FACTOR * default_lr(plan.config.model.d_model)
+            settings["train.lr"] = budget.muon_lr_factor * default_lr(plan.config.model.d_model)
         config = build_config(settings, plan.config)
         if (
             config.task == "generate"
