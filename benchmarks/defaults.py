@@ -1,8 +1,9 @@
 """Compare the default language model on a CPU with nanoGPT's settings in the same time, and with n-grams.
 
-The last tenth of the text is held out. `triform train generate` trains on the rest with default settings. Then a
-GPT in plain PyTorch with nanoGPT's published settings for a CPU trains on the rest, for as many steps as fit into
-the same processor time; its learning rate falls until the last of them. All figures are bits per byte of the
+The last tenth of the text is held out. `triform train generate` gets the rest with default settings, so it trains on
+the first nine tenths of that and validates on the last tenth, as nanoGPT does. Then a GPT in plain PyTorch with
+nanoGPT's published settings for a CPU trains on the same nine tenths, for as many steps as fit into the same
+processor time; its learning rate falls until the last of them. All figures are bits per byte of the
 held-out text. The n-gram model has the tokens of Triform's run. `triform evaluate --mix ngram` mixes it in.
 
 `--data FILE` is the text, for example Tiny Shakespeare. `--minutes N` sets `train.max_minutes`.
@@ -67,6 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
         mixed = MixedLanguageModel(run.task, ["ngram"]).evaluate(test_file).metrics
         report.add_figures("n-grams", bits_per_byte=ngram["bits_per_byte"])
         report.add_figures("triform, mixed with n-grams", bits_per_byte=mixed["bits_per_byte"])
+    text = text[: int((1 - run.config.data.valid_fraction) * len(text))]
     sizes = fit_peer_steps(report, SMOKE_SIZES if report.smoke else CPU_SIZES, text, test_text, seconds)
     started_at = time.process_time()
     _, loss = train_peer(report, sizes, text, test_text)

@@ -18,7 +18,7 @@ from triform.tasks.defaults import default_lr, with_model_defaults, with_unset
 from triform.text.bpe import MIN_AUTO_VOCAB
 from triform.world import current_world
 
-FLOPS_PER_SECOND = 100e9  # of two cores that train a small model
+FLOPS_PER_SECOND = 150e9  # of two cores that train a small model
 STEP_FLOPS = 5e8  # operations that take as long as a step does besides its matrix products
 MUON_FLOPS = 25  # of an update, for each weight of a block and each unit of the width
 MIN_TOKENS_PER_WEIGHT = 1.5  # of the blocks; with fewer tokens within the budget, a smaller model learns more
