@@ -1,9 +1,9 @@
 """Compare the default language model on a CPU with nanoGPT's settings in the same time, and with n-grams.
 
-The last tenth of the text is held out. `triform train generate` gets the rest with default settings, so it trains on
-the first nine tenths of that and validates on the last tenth, as nanoGPT does. Then a GPT in plain PyTorch with
-nanoGPT's published settings for a CPU trains on the same nine tenths, for as many steps as fit into the same
-processor time; its learning rate falls until the last of them. All figures are bits per byte of the
+The last tenth of the text is held out. `triform train generate` gets the rest with default settings. It trains on
+nine tenths of that and validates on the last tenth, as nanoGPT does. Then a GPT in plain PyTorch with nanoGPT's
+published settings for a CPU trains on the same nine tenths, for as many steps as fit into the same processor time;
+its learning rate falls until the last of them. All figures are bits per byte of the
 held-out text. The n-gram model has the tokens of Triform's run. `triform evaluate --mix ngram` mixes it in.
 
 `--data FILE` is the text, for example Tiny Shakespeare. `--minutes N` sets `train.max_minutes`.
