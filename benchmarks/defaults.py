@@ -24,7 +24,6 @@ from benchmarks.time_to_loss import CPU_SIZES, SMOKE_SIZES, Sizes, train_peer
 from triform.data.builtin import stories
 from triform.launch import train
 from triform.run import Run
-from triform.tasks.mixture import MixedLanguageModel
 
 N_TIMED_STEPS = 100  # of the peer
 SMOKE_SETTINGS = {"train.max_steps": 10, "model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2}
@@ -65,7 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
         bits = run.evaluate(test_file)["bits_per_byte"]
         report.add_figures(f"triform, default settings, {steps} steps", bits_per_byte=bits, seconds=seconds)
         (ngram,) = run.baselines(test_file).values()
-        mixed = MixedLanguageModel(run.task, ["ngram"]).evaluate(test_file).metrics
+        mixed = run.evaluate(test_file, mix=["ngram"])
         report.add_figures("n-grams", bits_per_byte=ngram["bits_per_byte"])
         report.add_figures("triform, mixed with n-grams", bits_per_byte=mixed["bits_per_byte"])
     text = text[: int((1 - run.config.data.valid_fraction) * len(text))]

@@ -90,6 +90,23 @@ def test_a_mixture_with_the_baseline_is_mentioned() -> None:
     assert text.endswith("on 1,000 validation texts; a mixture of both (--mix ngram) has 90.00 %")
 
 
+@pytest.mark.parametrize(("mixed", "is_suggested"), [(30.0, True), (39.9, False), (None, False)])
+def test_a_mixture_is_suggested_if_it_is_better_than_the_n_grams(mixed: float | None, is_suggested: bool) -> None:
+    run = build_history(
+        "run",
+        [
+            {"event": "start", "task": "generate", "metric": "perplexity", "train_examples": 5_000_000},
+            {"event": "valid", "step": 10, "loss": 4.0},
+            {"event": "end", "reason": "max_steps", "best": 54.6, "best_step": 10},
+        ],
+    )
+    metrics = {"perplexity": 40.0, "tokens": 1000}
+    result = BaselineResult(name="a 5-gram model", metrics=metrics, n_train=20_000, mixed=mixed)
+    event = build_baseline_event(run, config(task="generate"), FOLDER, result)
+    command = "triform evaluate 'runs/a b' --mix ngram"
+    assert any(command in suggestion for suggestion in event["suggestions"]) == is_suggested
+
+
 def test_few_rows_and_a_sample_are_mentioned() -> None:
     result = BaselineResult(name="x", metrics={"accuracy": 0.71, "rows": 50}, n_train=1_200, is_sample=True)
     text = format_comparison(build_baseline_event(history([1.0], 1), config(), FOLDER, result))

@@ -19,6 +19,7 @@ from triform.reporting.run_history import Event, RunHistory, is_finite, read_his
 
 MAX_SUGGESTIONS = 3
 OVERFITTING_RATIO = 1.05  # of the last validation loss to the lowest one
+MIXTURE_GAIN = 0.99  # of the perplexity of a mixture to that of its n-grams; above it, a mixture is not suggested
 FEW_ROWS = 10_000  # rows or pairs; fewer are too few to learn a language from them
 FEW_TOKENS = 2_000_000  # of a text
 EXAMPLE_BIGRAM_BUCKETS = 20_000
@@ -74,7 +75,7 @@ def build_baseline_event(
         "n_train": baseline.n_train,
         "is_sample": baseline.is_sample,
         "n_valid": n_valid,
-        "suggestions": suggest_changes(history, config, folder, baseline.name) if is_worse else [],
+        "suggestions": suggest_changes(history, config, folder, baseline) if is_worse else [],
     }
 
 
@@ -108,10 +109,10 @@ def error_margin(first: float, second: float, n: int) -> float:
     return 1.96 * math.sqrt((first * (1 - first) + second * (1 - second)) / max(1, n))
 
 
-def suggest_changes(history: RunHistory, config: Config, folder: Path, baseline_name: str) -> list[str]:
+def suggest_changes(history: RunHistory, config: Config, folder: Path, baseline: BaselineResult) -> list[str]:
     """Return what to try if a run is worse than its baseline, most promising first, from what the run shows."""
     task, suggestions = config.task, list[str]()
-    if task == "generate":
+    if baseline.mixed is not None and baseline.mixed < MIXTURE_GAIN * baseline.metrics[history.metric]:
         command = f"triform evaluate {shlex.quote(str(folder))} --mix ngram"
         suggestions.append(f"evaluate the model mixed with the n-grams: {command}")
     if is_still_improving(history):
@@ -121,7 +122,7 @@ def suggest_changes(history: RunHistory, config: Config, folder: Path, baseline_
         suggestions.append(f"the last validation was the best one, so train for longer: {command}")
     elif rise := find_rise(history):
         suggestions += [f"{rise}, so the model overfits: {remedy}" for remedy in overfitting_remedies(config)]
-    if task == "classify" and not config.model.bigram_buckets and baseline_name.endswith("pairs"):
+    if task == "classify" and not config.model.bigram_buckets and baseline.name.endswith("pairs"):
         suggestions.append(
             f"let the model read pairs of words: --set model.bigram_buckets={EXAMPLE_BIGRAM_BUCKETS}"
         )

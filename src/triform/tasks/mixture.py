@@ -15,7 +15,12 @@ from triform.config import MixComponent
 from triform.errors import ConfigError
 from triform.evaluation.baselines.ngram import MAX_TOKENS, FloatArray, IntArray, NGramModel
 from triform.evaluation.metrics import Metrics
-from triform.evaluation.mixture import MixtureWeights, cache_probabilities, next_cache_probabilities
+from triform.evaluation.mixture import (
+    MixtureWeights,
+    cache_probabilities,
+    mix_held_out,
+    next_cache_probabilities,
+)
 from triform.nn.loss import IGNORE_INDEX
 from triform.tasks.baseline import encode_start
 from triform.tasks.evaluation import iter_logits
@@ -38,10 +43,6 @@ class ScoredTokens:
 
     probs: FloatArray
     buckets: IntArray
-
-    def part(self, start: int, stop: int) -> ScoredTokens:
-        """Return the predictions from `start` to `stop`."""
-        return ScoredTokens(self.probs[:, start:stop], self.buckets[start:stop])
 
 
 class MixedLanguageModel:
@@ -143,11 +144,7 @@ class MixedLanguageModel:
         """
         scored = self.score(data)
         if np.array_equal(data.store.tokens, self.valid.store.tokens):
-            middle, n = len(data) // 2, len(data)
-            parts = [scored.part(0, middle), scored.part(middle, n)]
-            weights = [self._fit_weights(part) for part in parts]
-            mixed = [weights[1 - index].mix(part.probs, part.buckets) for index, part in enumerate(parts)]
-            probs = np.concatenate(mixed)
+            probs = mix_held_out(scored.probs, scored.buckets)
         else:
             probs = self.weights.mix(scored.probs, scored.buckets)
         sums = [float(-np.log(probs).sum()), math.nan, float(len(probs))]
