@@ -42,6 +42,19 @@ class VariantSpec:
     folder: Path
     title: str = ""  # printed when training starts
     trained: bool = True  # False: the runs have the weights of the base model, `train.init_from`
+    ensemble_of: VariantSpec | None = (
+        None  # each seed is an ensemble of the next `ensemble_size` runs of this variant
+    )
+    ensemble_size: int = 0
+    teacher: VariantSpec | None = None  # trained first, because the runs are distilled from it
+
+    def members(self, seed: int) -> tuple[RunFolder, ...]:
+        """Return the run folder of a seed, or those of an ensemble."""
+        if self.ensemble_of is None:
+            return (RunFolder(self.folder / f"seed-{seed}"),)
+        first = seed * self.ensemble_size
+        member_seeds = self.ensemble_of.seeds[first : first + self.ensemble_size]
+        return tuple(self.ensemble_of.members(member_seed)[0] for member_seed in member_seeds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +74,21 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class SeedResult:
-    """One run: the reason why it diverged, or its evaluation on each set."""
+    """One run or ensemble: the reason why it diverged, or its evaluation on each set."""
 
     seed: int
-    folder: RunFolder
+    members: tuple[RunFolder, ...]
     failure: str = ""
     evaluations: Mapping[str, JsonDict] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run folder; for an ensemble, that of its first member."""
+        return self.members[0]
+
+    def load(self, device: str) -> Run:
+        """Open the run or the ensemble."""
+        return load([folder.path for folder in self.members], device=device)
 
     def progress(self) -> JsonDict:
         """Return the state of training in the latest checkpoint: step, best metrics, seconds."""
@@ -120,7 +142,7 @@ def run_variants(
         ensemble: Train small models of several seeds together. Set to False to measure training time.
     """
     for spec in specs:
-        timer = PersistentTimer(spec.folder / "seconds.json")
+        timer = PersistentTimer((spec.ensemble_of or spec).folder / "seconds.json")
         train_variant(spec, timer, options, ensemble=ensemble, quiet=options.quiet)
         runs = tuple(_evaluate_run(spec, seed, evaluation, options) for seed in spec.seeds)
         yield VariantResult(spec=spec, runs=runs, seconds=timer.total_seconds)
@@ -204,6 +226,10 @@ def train_variant(
 
     With `quiet`, the progress of training is not shown; titles and failures are.
     """
+    if spec.teacher:
+        teacher_timer = PersistentTimer((spec.teacher.ensemble_of or spec.teacher).folder / "seconds.json")
+        train_variant(spec.teacher, teacher_timer, options, ensemble=ensemble, quiet=quiet)
+    spec = spec.ensemble_of or spec
     seeds = [seed for seed in spec.seeds if not failure_reason(_run_folder(spec, seed))]
     folders = [_run_folder(spec, seed) for seed in seeds]
     if all(folder.config_file.exists() and folder.is_complete() for folder in folders):
@@ -227,29 +253,32 @@ def train_variant(
 
 def _pending_sets(spec: VariantSpec, seed: int, evaluation: Evaluation) -> list[str]:
     """Return the sets on which a run must still be evaluated."""
-    folder = _run_folder(spec, seed)
-    if failure_reason(folder):
+    if _failure_reasons(spec, seed):
         return []
-    cache = EvaluationCache(folder, str(spec.settings["task"]))
+    cache = EvaluationCache.of(spec, seed)
     return [name for name, file in evaluation.eval_sets.items() if not cache.get(name, file, evaluation.metric)]
 
 
 def _evaluate_run(spec: VariantSpec, seed: int, evaluation: Evaluation, options: RunOptions) -> SeedResult:
-    """Return the result of a trained run. It is evaluated on the sets that are pending."""
-    folder = _run_folder(spec, seed)
-    if failure := failure_reason(folder):
-        return SeedResult(seed=seed, folder=folder, failure=failure)
-    cache = EvaluationCache(folder, str(spec.settings["task"]))
+    """Return the result of a trained run or ensemble. It is evaluated on the sets that are pending."""
+    result = SeedResult(seed=seed, members=spec.members(seed), failure=_failure_reasons(spec, seed))
+    if result.failure:
+        return result
+    cache = EvaluationCache.of(spec, seed)
     if pending := _pending_sets(spec, seed, evaluation):
         if seed == spec.seeds[0] and not options.quiet:
             print_message(f"evaluating {spec.name} on {', '.join(pending)}", options.progress)
-        run = load(folder.path, device=options.device)
+        run = result.load(options.device)
         for name in pending:
             file = evaluation.eval_sets[name]
             cache.add(name, file, evaluation.evaluate(run, name, file), run.precision)
     entries = {name: cache.get(name, file, evaluation.metric) for name, file in evaluation.eval_sets.items()}
-    evaluations = {name: entry for name, entry in entries.items() if entry is not None}
-    return SeedResult(seed=seed, folder=folder, evaluations=evaluations)
+    return replace(result, evaluations={name: entry for name, entry in entries.items() if entry is not None})
+
+
+def _failure_reasons(spec: VariantSpec, seed: int) -> str:
+    """Return why a run or members of an ensemble diverged, or "" if none did."""
+    return "; ".join(filter(None, map(failure_reason, spec.members(seed))))
 
 
 def failure_reason(folder: RunFolder) -> str:
@@ -267,11 +296,20 @@ def describe_file(path: str) -> str:
 
 
 class EvaluationCache:
-    """The evaluations of one run, in `tests.json` next to it. An entry is valid for one model and one file."""
+    """The evaluations of one run, in `tests.json` next to it, or of an ensemble.
 
-    def __init__(self, folder: RunFolder, task: str) -> None:
-        self.folder, self.task = folder, task
-        self.path = folder.path / "tests.json"
+    An entry is valid for one file and one model, or the models of the members.
+    """
+
+    def __init__(self, path: Path, members: Sequence[RunFolder], task: str) -> None:
+        self.path, self.members, self.task = path, members, task
+
+    @classmethod
+    def of(cls, spec: VariantSpec, seed: int) -> EvaluationCache:
+        """Return the cache of a seed of a variant."""
+        members, task = spec.members(seed), str(spec.settings["task"])
+        path = spec.folder / f"ensemble-{seed}.json" if spec.ensemble_of else members[0].path / "tests.json"
+        return cls(path, members, task)
 
     def get(self, eval_set: str, file: str, metric: str = "") -> JsonDict | None:
         """Return the entry of a set, or None if it is outdated or lacks the metric."""
@@ -285,12 +323,14 @@ class EvaluationCache:
             return None
         entry = {"of": self._key(file), "precision": precision, **entry}
         entries = self._read_entries() | {eval_set: entry}
+        self.path.parent.mkdir(parents=True, exist_ok=True)  # no run of an ensemble is in its folder
         write_run_text(self.path, json.dumps(entries, ensure_ascii=False) + "\n")
         return entry
 
     def _key(self, file: str) -> list[Any]:
         paths = file.split(",") if self.task == "translate" else [file]
-        return [*(describe_file(path) for path in paths if path), self.folder.model_file.stat().st_mtime_ns]
+        times = [folder.model_file.stat().st_mtime_ns for folder in self.members]
+        return [*(describe_file(path) for path in paths if path), *times]
 
     def _read_entries(self) -> JsonDict:
         if not self.path.exists():

@@ -159,7 +159,7 @@ def test_the_other_half_keeps_the_comparisons(smoke: Smoke, data: Path, tmp_path
 
 def test_evaluations_keep_the_counts_of_each_sentence(smoke: Smoke) -> None:
     folder = RunFolder(smoke.runs["set-1"][0].path)
-    entry = EvaluationCache(folder, "translate").get(BEAM, smoke.test_path)
+    entry = EvaluationCache(folder.path / "tests.json", [folder], "translate").get(BEAM, smoke.test_path)
     assert entry is not None
     assert np.array(entry["bleu"]).shape == (12, 10)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,9 @@ from triform.experiments.reproduce.system import ReferenceSystem, SystemVariant
 from triform.experiments.reproduce.translation import compare_translations, read_examples
 from triform.experiments.seed_results import collect_results
 from triform.formatting import print_message
+from triform.io.ensembles import join_run_paths
 from triform.launch import resolve_settings
-from triform.run import Run, load
+from triform.run import Run
 
 NO_EARLY_STOPPING: Settings = {"train.patience": 0}  # unless a variant sets a patience
 
@@ -151,7 +152,13 @@ def _prepare_variant(
     variant: SystemVariant, data: ExperimentData, options: ReproduceOptions, folder: Path
 ) -> PreparedVariant:
     """Resolve the settings of a variant, which determine the folder of its runs."""
-    file_settings = data.settings(variant)
+    if variant.ensemble_of:
+        return _prepare_ensemble(variant, data, options, folder)
+    file_settings, teacher = data.settings(variant), None
+    if variant.distill_from:
+        teacher = _prepare_variant(data.system.find_variant(variant.distill_from), data, options, folder).spec
+        teacher_path = join_run_paths([member.path.absolute() for member in teacher.members(0)])
+        file_settings["train.distill_from"] = str(teacher_path)
     settings = merge_settings(variant.settings, file_settings)
     n_seeds = options.seeds or variant.seeds if variant.trained else 1
     if options.smoke:
@@ -171,20 +178,40 @@ def _prepare_variant(
             folder=out,
             title=f"{data.system.name}, {variant.name}: {variant.description}; {seeds_text}",
             trained=variant.trained,
+            teacher=teacher,
         ),
         shown_settings={name: value for name, value in settings.items() if name not in file_settings},
         vectors=vectors,
     )
 
 
+def _prepare_ensemble(
+    variant: SystemVariant, data: ExperimentData, options: ReproduceOptions, folder: Path
+) -> PreparedVariant:
+    """Return a variant whose seeds are ensembles of runs of another variant. No run is in two of them."""
+    base = _prepare_variant(data.system.find_variant(variant.ensemble_of), data, options, folder)
+    n_ensembles, size = options.seeds or variant.seeds, variant.ensemble_size
+    if options.smoke:
+        n_ensembles, size = 1, SMOKE_SEEDS
+    members = replace(base.spec, seeds=range(n_ensembles * size))
+    out = base.spec.folder.with_name(f"{variant.name}-of-{base.spec.folder.name}")
+    spec = replace(base.spec, name=variant.name, seeds=range(n_ensembles), folder=out)
+    return replace(base, variant=variant, spec=replace(spec, ensemble_of=members, ensemble_size=size))
+
+
 def _describe_variant(
     prepared: PreparedVariant, variant_result: VariantResult, system: ReferenceSystem, options: ReproduceOptions
 ) -> dict[str, Any]:
     """Return the entry of a variant in the result file. Samples, map and curves are from the first seed."""
-    runs, first_folder = variant_result.runs, variant_result.runs[0].folder
-    run = load(first_folder.path, device=options.device)
+    runs, first_folder, is_ensemble = (
+        variant_result.runs,
+        variant_result.runs[0].folder,
+        bool(prepared.spec.ensemble_of),
+    )
+    run = runs[0].load(options.device)
     events = read_events(first_folder.metrics_file)
-    validation = collect_results(variant_result.spec.folder, [seed_run.folder for seed_run in runs])
+    validation = collect_results(first_folder.path.parent, [seed_run.folder for seed_run in runs])
+    has_map = bool(system.attention_example) and not is_ensemble
     vectors = {"vectors": prepared.vectors | {"matched": _matched_vectors_notice(events)}}
     return {
         "name": prepared.variant.name,
@@ -197,11 +224,11 @@ def _describe_variant(
         "vocabulary": run.config.tokenizer.vocab_size,
         **(vectors if prepared.vectors else {}),
         "seconds": round(variant_result.seconds, 2),
-        "held_out": {"metric": validation.metric, "values": list(validation.values)},
+        "held_out": {"metric": validation.metric, "values": [] if is_ensemble else list(validation.values)},
         "curves": loss_curves(events),
         "progress": validation_rows(events, ("loss", *run.task.shown_metrics), run.config.data.valid_name),
         "samples": generate_samples(run, system.prompts, smoke=options.smoke),
-        "map": capture_attention(run, system.attention_example) if system.attention_example else None,
+        "map": capture_attention(run, system.attention_example) if has_map else None,
         **({"translations": _entries_with(runs[0], "examples")} if system.n_examples else {}),
         "runs": [_describe_run(seed_run, run, system) for seed_run in runs],
     }

@@ -46,6 +46,9 @@ class SystemVariant:
     search: str = ""  # the record in results/search that chose the settings
     trained: bool = True  # False: the published model is evaluated without training
     dynamic: bool = False  # a language model that learns from the text that it has already predicted
+    ensemble_of: str = ""  # the variant whose runs are combined
+    distill_from: str = ""  # the variant with the ensemble whose first one teaches the runs
+    ensemble_size: int = 0  # the number of runs in each ensemble; `seeds` is the number of ensembles
     description: str = ""
     not_run_reason: str = ""  # why there are no results yet, for the results page
 
@@ -128,6 +131,10 @@ class ReferenceSystem:
     pairings: tuple[PairedComparison, ...] = ()
     notes: tuple[str, ...] = ()
     test_set_history: tuple[str, ...] = ()
+
+    def find_variant(self, name: str) -> SystemVariant:
+        """Return the variant with a name."""
+        return next(variant for variant in self.variants if variant.name == name)
 
     def select_variants(self, name: str) -> list[SystemVariant]:
         """Return the variants of a group, all of them for `both`, or the variant with this name.

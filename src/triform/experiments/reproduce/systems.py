@@ -44,7 +44,7 @@ SYSTEM_KEYS = (
 TRANSLATION_KEYS = ("compared_group", "word_length_bins", "long_sentences", "n_examples")
 VARIANT_KEYS = (
     *("group", "seeds", "description", "vocabulary_files", "use_word_vectors", "init_from", "trained", "reported"),
-    *("search", "not_run_reason", "dynamic"),
+    *("search", "not_run_reason", "dynamic", "ensemble_of", "ensemble_size", "distill_from"),
 )
 
 
@@ -119,22 +119,27 @@ def parse_columns(rows: list[dict[str, Any]], name: str) -> tuple[MetricColumn, 
 
 def _parse_variants(tables: object, common: object, name: str) -> tuple[SystemVariant, ...]:
     common_preset, common_settings = parse_settings_table(common, f"{name}: common")
-    variants = []
+    variants: dict[str, SystemVariant] = {}
     for variant_name, table in require_table(tables, f"{name}: variants").items():
         location = f"{name}: variants.{variant_name}"
         fields = {key: table[key] for key in VARIANT_KEYS if key in table}
         rest = {key: value for key, value in table.items() if key not in fields}
         preset_name, settings = parse_settings_table(rest, location)
-        variants.append(
-            SystemVariant(
-                name=variant_name,
-                settings=merge_settings(_preset_settings(preset_name or common_preset), common_settings, settings),
-                reported_metrics=fields.pop("reported", {}),
-                vocabulary_files=tuple(fields.pop("vocabulary_files", ())),
-                **fields,
-            )
+        inherited = merge_settings(_preset_settings(preset_name or common_preset), common_settings)
+        if base := fields.get("ensemble_of") or fields.get("distill_from"):
+            if base not in variants:
+                raise ConfigError(f"{location}: {base!r} is not the name of an earlier variant")
+            inherited = variants[base].settings
+            for key in ("vocabulary_files", "use_word_vectors", "init_from"):
+                fields.setdefault(key, getattr(variants[base], key))
+        variants[variant_name] = SystemVariant(
+            name=variant_name,
+            settings=merge_settings(inherited, settings),
+            reported_metrics=fields.pop("reported", {}),
+            vocabulary_files=tuple(fields.pop("vocabulary_files", ())),
+            **fields,
         )
-    return tuple(variants)
+    return tuple(variants.values())
 
 
 def _preset_settings(name: str) -> Settings:

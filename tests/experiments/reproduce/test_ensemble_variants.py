@@ -1,0 +1,100 @@
+"""Variants of a reference system that combine the runs of another variant, or are distilled from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from triform.errors import ConfigError
+from triform.experiments.engine import Evaluation, VariantSpec, run_variants
+from triform.experiments.reproduce.options import ReproduceOptions
+from triform.experiments.reproduce.runner import reproduce
+from triform.experiments.reproduce.systems import parse_system
+from triform.launch import RunOptions
+from triform.run import Run, load
+
+DECLARATION: Mapping[str, Any] = {
+    "title": "Reviews",
+    "task": "classify",
+    "dataset": "imdb",
+    "files": {"data.train": "train.jsonl", "data.valid": "valid.jsonl"},
+    "tests": {"test": "test.jsonl"},
+    "attention_example": "we will work",
+    "columns": [{"set": "test", "metric": "accuracy", "title": "test accuracy", "unit": "percent"}],
+    "variants": {
+        "single": {
+            "group": "best",
+            "seeds": 4,
+            "model": {"d_model": 8, "n_layers": 1, "n_heads": 1, "dropout": 0.0},
+            "train": {"max_steps": 2, "batch_size": 8},
+        },
+        "together": {"group": "best", "seeds": 2, "ensemble_of": "single", "ensemble_size": 2},
+        "student": {"group": "best", "seeds": 1, "distill_from": "together"},
+    },
+}
+
+
+def test_an_ensemble_and_a_student_have_the_settings_of_the_variant_that_they_name() -> None:
+    single, together, student = parse_system(DECLARATION, "reviews").variants
+    assert single.settings == together.settings == student.settings
+    unknown = {**DECLARATION["variants"], "other": {"group": "best", "seeds": 1, "ensemble_of": "singel"}}
+    with pytest.raises(ConfigError, match="'singel' is not the name of an earlier variant"):
+        parse_system({**DECLARATION, "variants": unknown}, "reviews")
+
+
+def test_each_ensemble_has_its_own_runs(data: Path, tmp_path: Path) -> None:
+    files = data / "imdb"
+    settings = {
+        **{
+            "task": "classify",
+            "data.train": str(files / "train.jsonl.gz"),
+            "data.valid": str(files / "valid.jsonl.gz"),
+        },
+        **{"model.d_model": 8, "model.n_layers": 1, "model.n_heads": 1, "train.max_steps": 2},
+    }
+    single = VariantSpec(name="single", settings=settings, seeds=range(4), folder=tmp_path / "single")
+    together = replace(single, name="together", seeds=range(2), folder=tmp_path / "together")
+    together = replace(together, ensemble_of=single, ensemble_size=2)
+    test_file, calls = str(files / "test.jsonl.gz"), []
+
+    def evaluate(run: Run, name: str, file: str) -> dict[str, Any]:
+        calls.append([member.name for member in run.members])
+        return {"scores": dict(run.evaluate(file))}
+
+    evaluation = Evaluation(eval_sets={"test": test_file}, evaluate=evaluate)
+    options = RunOptions(device="cpu", quiet=True)
+    (result,) = run_variants([together], evaluation, options)
+    assert calls == [["seed-0", "seed-1"], ["seed-2", "seed-3"]]
+    for run, names in zip(result.runs, calls, strict=True):
+        expected = load([tmp_path / "single" / name for name in names], device="cpu").evaluate(test_file)
+        assert run.evaluations["test"]["scores"] == dict(expected)
+    list(run_variants([together], evaluation, options))
+    assert len(calls) == 2, "nothing is evaluated twice"
+
+
+def test_ensembles_and_students_get_rows_in_the_result(data: Path, tmp_path: Path) -> None:
+    system = replace(parse_system(DECLARATION, "imdb-encoder"), name="imdb-encoder")
+    options = ReproduceOptions(
+        data=str(data),
+        out=tmp_path / "runs",
+        results=tmp_path / "results",
+        variant="student",
+        device="cpu",
+        smoke=True,
+    )
+    student = reproduce(system, options)["variants"][0]
+    assert student["name"] == "student"
+    assert "train.distill_from" not in student["settings"]
+    result = reproduce(system, replace(options, variant="together"))
+    together = next(entry for entry in result["variants"] if entry["name"] == "together")
+    assert together["map"] is None
+    assert together["parameters"] == 2 * student["parameters"]
+    assert len(together["runs"]) == 1
+    folders = [path.parent for path in (tmp_path / "runs").rglob("config.toml") if path.parent.name == "seed-0"]
+    teachers = [load(folder, device="cpu").config.train.distill_from for folder in folders]
+    assert sorted(map(bool, teachers)) == [False, True]
+    assert max(teachers).count("seed-") == 2
