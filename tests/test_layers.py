@@ -37,7 +37,7 @@ PACKAGES = (
     ),
     "vectors",
     *("models", "analysis", "generation", "evaluation", "tasks", "training", "pretrained", "explain", "reporting"),
-    *("run", "launch", "experiments", "sklearn", "serving", "cli"),
+    *("run", "run_log", "launch", "experiments", "sklearn", "serving", "cli"),
 )
 WITHOUT_TORCH = (
     *("errors", "notebook", "formatting", "html", "io", "config", "text", "scratch", "data", "vectors", "analysis"),

@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
 import torch
 
-import triform
 from triform.config import Config, TaskName
 from triform.config.merging import absolute_path, flatten_settings, merge_request, request_sources
 from triform.config.settings import Settings, build_config
 from triform.device import resolve_device
-from triform.errors import ConfigError, DataError, DivergedError, format_notice, notice_level
-from triform.evaluation.details import compact_details, details_to_dict
-from triform.formatting import print_message
+from triform.errors import ConfigError, DataError, DivergedError
 from triform.interrupts import handle_signals
 from triform.io.ensembles import make_run_path_absolute
 from triform.reporting.baseline_report import report_baseline
-from triform.reporting.run_report import write_report
 from triform.run import Run, load
+from triform.run_log import finish_run, log_start, record_divergence
 from triform.training.agreement import compare_processes, share_claim
 from triform.training.baseline_job import add_mixture, start_baseline_job
-from triform.training.callbacks import Callback, MetricsFile
+from triform.training.callbacks import Callback
 from triform.training.claim import claim_run_folder, create_default_folder
 from triform.training.data_copies import copy_in_memory_data
 from triform.training.distributed_step import require_exact_world_size
 from triform.training.estimate import TrainingEstimate, estimate_training
-from triform.training.freezing import count_trainable
 from triform.training.init_from import apply_base
-from triform.training.length import format_early_stopping_notice
 from triform.training.memory import free_memory, halve_batch, micro_batch_size, out_of_memory_error
 from triform.training.run_folder import RunFolder
 from triform.training.setup import UserSettings, initialise_trainer, prepare_data_and_model
@@ -208,7 +201,7 @@ def _train(
         raise
     remember("started", str(folder.path))
     if is_main := current_world().is_main:
-        log_start(trainer, (*notices, *new_notices), options)
+        log_start(trainer, (*notices, *new_notices), quiet=options.quiet, stream=options.progress)
     with start_baseline_job(trainer, enabled=is_main and not options.quiet) as baseline_job:
         try:
             trainer = fit_with_oom_retry(trainer, options)
@@ -235,12 +228,6 @@ def _train(
         folder.delete_tokens()
 
 
-def record_divergence(trainer: Trainer, failure: DivergedError) -> None:
-    """Write to the metrics of a run that its training has diverged. A resume removes the event again."""
-    event = {"event": "diverged", "step": trainer.progress.step, "text": str(failure)}
-    MetricsFile(trainer.folder.metrics_file).on_event(event)
-
-
 def write_untrained_run(requested: Settings, options: RunOptions) -> None:
     """Write a run that has the weights of its base, `train.init_from`, and is only validated. It replaces a run.
 
@@ -253,7 +240,7 @@ def write_untrained_run(requested: Settings, options: RunOptions) -> None:
         config = build_config(apply_base(requested, verify=options.verify))
         trainer, new_notices = build_trainer(config, folder, options, resume=False, user_settings=requested)
         trainer.skip_training()
-        log_start(trainer, (*notices, *new_notices), options)
+        log_start(trainer, (*notices, *new_notices), quiet=options.quiet, stream=options.progress)
         trainer.fit()
         finish_run(trainer)
         folder.delete_tokens()
@@ -275,7 +262,7 @@ def fit_with_oom_retry(trainer: Trainer, options: RunOptions) -> Trainer:
     config, notice = halve_batch(trainer.task.config)
     trainer.release_memory()
     trainer, notices = build_trainer(config, trainer.folder, options, resume=False)
-    log_start(trainer, (*notices, notice), options)
+    log_start(trainer, (*notices, notice), quiet=options.quiet, stream=options.progress)
     return fit_with_oom_retry(trainer, options)
 
 
@@ -341,65 +328,3 @@ def build_trainer(
         track=options.track,
     )
     return trainer, (*folder_notices, *prepared.notices)
-
-
-def describe_processes(trainer: Trainer) -> str:
-    """Return the number of processes and how they train one model; empty for a single process."""
-    if trainer.world.size == 1:
-        return ""
-    parallel = "FSDP" if trainer.train_step.is_sharded else "train.exact" if trainer.config.exact else "DDP"
-    return f", {trainer.world.size} processes ({parallel})"
-
-
-def log_start(trainer: Trainer, notices: Sequence[str], options: RunOptions) -> None:
-    """Print the size of the model and the notices, and emit the `start` event of a new run."""
-    if trainer.progress.finished:
-        return
-    task = trainer.task
-    notices = (*notices, *format_early_stopping_notice(trainer))
-    n_parameters = sum(p.numel() for p in task.model.parameters())
-    n_trainable = count_trainable(task.model).trainable
-    if not options.quiet:
-        trainable_text = f", {n_trainable:,} of them trainable," if n_trainable < n_parameters else ""
-        size = f"{n_parameters:,} parameters{trainable_text} on {task.device}, {trainer.max_steps} steps"
-        size += describe_processes(trainer)
-        for line in (*map(format_notice, notices), f"{task.name}: {size}"):
-            print_message(line, options.progress)
-    if trainer.folder.latest_checkpoint() is not None:  # the event was emitted when the run started
-        return
-    trainer.emit(
-        "start",
-        task=task.name,
-        metric=task.metric,
-        higher_is_better=task.higher_is_better,
-        parameters=n_parameters,
-        learning=n_trainable,
-        device=str(task.device),
-        precision=trainer.train_step.compute_dtype,
-        unit=task.unit,
-        train_examples=len(trainer.train_data),
-        valid_examples=len(trainer.valid_data or ()),
-        valid_name=task.config.data.valid_name,
-        vocab_size=task.config.tokenizer.vocab_size,
-        max_steps=trainer.max_steps,
-        version=triform.__version__,
-        time=datetime.now().isoformat(timespec="seconds"),
-    )
-    for text in notices:
-        trainer.emit("notice", level=notice_level(text), text=text)
-
-
-def finish_run(trainer: Trainer, *, samples: bool = True) -> None:
-    """Write the report. If training is finished, emit sample predictions and details of the best model first."""
-    task = trainer.task
-    if trainer.progress.finished:
-        trainer.load_best_weights()
-        task.model.eval()
-        with suppress(DataError):  # if the data file no longer exists, the report has no samples
-            if samples and trainer.valid_data is not None:
-                for sample in task.predictor.sample_predictions(trainer.valid_data):
-                    trainer.emit("sample", step=trainer.progress.best_step, **sample)
-                details = compact_details(task.evaluator.report_details(trainer.valid_data))
-                trainer.emit("details", step=trainer.progress.best_step, details=details_to_dict(details))
-        trainer.refit_linear_part()
-    write_report(trainer.folder.path)

@@ -6,7 +6,6 @@ import math
 import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from html import escape
@@ -31,7 +30,7 @@ from triform.tasks.leaks import training_file_warnings
 from triform.tasks.mixture_decoding import Mixtures
 from triform.tasks.prediction import Keep, PredictionList, validate_keep, validate_request
 from triform.training.data_copies import resolve_in_memory, temporary_copy
-from triform.training.linear_part import restore_linear_part
+from triform.training.linear_part import forget_validation_texts
 from triform.training.loading import Checkpoint
 from triform.training.run_folder import RunFolder
 from triform.world import SINGLE_PROCESS, World
@@ -168,10 +167,8 @@ class Run:
                 overlap.
             details: Also compute the `details` of the result: for a classifier the metrics of each label, the
                 confusion matrix and the most confident mistakes, for a translator the worst sentences, and for a
-                language model the loss by context and by token frequency. A number limits the
-                mistakes or sentences.
-            **decode: Decoding settings of this call. They affect the metrics of translations, and `mix` those of a
-                language model.
+                language model the loss by context and by token frequency. A number limits mistakes or sentences.
+            **decode: Decoding settings of this call, for translations; `mix` is for language models.
 
         Raises:
             DataError: The file cannot be used.
@@ -206,8 +203,7 @@ class Run:
             **decode: Decoding settings of this call. They affect the metrics of translations.
 
         Returns:
-            The metrics by the name of the range. Ranges without texts are left out, and so are texts that are
-            longer than the last edge.
+            The metrics by the name of the range. Empty ranges and texts above the last edge are left out.
 
         Raises:
             DataError: The file cannot be used, or all ranges are empty.
@@ -227,13 +223,10 @@ class Run:
         return {key: self._evaluate_dataset(part, decode, details, data) for key, part in parts.items()}, notices
 
     def _load_eval_dataset(self, data: str, notices: list[str], lines: Lines = None) -> Dataset:
-        dataset: Dataset | None
         if name := data or self.test_set():
-            dataset = self.task.data.load_dataset(name, notices, lines)
-        else:
-            self._require_own_data("name the file to evaluate")
-            dataset = self.task.data.load_validation_dataset(notices)
-        if dataset is None:
+            return self.task.data.load_dataset(name, notices, lines)
+        self._require_own_data("name the file to evaluate")
+        if (dataset := self.task.data.load_validation_dataset(notices)) is None:
             raise ConfigError("this run has no validation data; name the file to evaluate")
         return dataset
 
@@ -253,32 +246,20 @@ class Run:
 
     @cached_property
     def validated_task(self) -> Task:
-        """The task to evaluate on the validation data: with `train.refit_linear_part`, the one of training.
+        """The task to evaluate on the validation data, which a refitted linear part has learned."""
+        return forget_validation_texts(self.task, self._folders)
 
-        Raises:
-            CheckpointError: The linear part of training is missing, because the run has no checkpoint.
-        """
-        is_refitted = self.config.train.refit_linear_part and self.config.model.term_buckets and self.step is None
-        if not is_refitted or self.adapter:
-            return self.task
-        task, folders = copy(self.task), self.members or (self.path,)
-        task.model = deepcopy(self.task.model)
-        for model, path in zip(task.model.members if self.members else [task.model], folders, strict=True):
-            restore_linear_part(model, RunFolder(path, verify=self.verify))
-        return task
+    @property
+    def _folders(self) -> list[RunFolder]:
+        return [RunFolder(path, verify=self.verify) for path in self.members or (self.path,)]
 
     def training_file_notices(self, name: str) -> list[str]:
         """Return a warning if a file, or two files as `source,target`, has the content of the training data.
 
         Files are compared by the fingerprints in the checkpoint, because the training files may have been moved.
-        The runs of an ensemble may have different training data.
         """
-        for path in self.members or (self.path,):
-            folder = RunFolder(path, verify=self.verify)
-            data = folder.read_config().data if self.members else self.config.data
-            if warnings := training_file_warnings(name, folder.read_training_fingerprints(data)):
-                return warnings
-        return []
+        read = (folder.read_training_fingerprints(folder.read_config().data) for folder in self._folders)
+        return next(filter(None, (training_file_warnings(name, fingerprints) for fingerprints in read)), [])
 
     def baselines(self, data: str | Path = "") -> BaselineMetrics:
         """Return the metrics of simple models without a Transformer, fitted on this run's training data.
@@ -361,9 +342,7 @@ class Run:
 
     def progress(self) -> dict[str, object]:
         """Return the state of training: the step, the best metrics and their step, and why training ended."""
-        folder = RunFolder(self.path, verify=self.verify)
-        latest = folder.latest_checkpoint()
-        return dict(folder.read_state(latest)["progress"]) if latest else {}
+        return self._folders[0].read_progress()
 
     @contextmanager
     def inference_context(self) -> Iterator[None]:

@@ -63,7 +63,8 @@ def test_contributions_add_up_to_the_logits(part: TermClassifier) -> None:
 
 
 def test_a_text_without_known_terms_has_the_bias_as_logits(part: TermClassifier) -> None:
-    part.idf.data.zero_()
+    for parameter in (part.idf, part.ngram_logits, part.ngram_projection):
+        parameter.data.zero_()
     torch.testing.assert_close(part.term_logits(torch.tensor([[4, 5]]), as_layout(None))[0], part.bias.data)
 
 

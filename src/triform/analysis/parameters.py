@@ -12,6 +12,7 @@ from math import prod
 from typing import ClassVar, Literal
 
 from triform.config import Config, DataSizes
+from triform.config.model import NGRAM_PROJECTION_SIZE
 from triform.errors import ConfigError
 
 Role = Literal[
@@ -304,6 +305,7 @@ class _TransformerCounter:
         if self.model.term_buckets:
             note = "fitted, not trained by steps"
             yield self._row("linear part: terms", "terms", "W·C + W", "C", note=note)
+            yield self._row("linear part: characters", "terms", f"V·C + {NGRAM_PROJECTION_SIZE}·V", note=note)
             yield self._row("linear part: mixture", "terms", "2", note="of the two classifiers")
 
     def _row(

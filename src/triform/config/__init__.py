@@ -192,9 +192,10 @@ class DataConfig:
     max_len: int = setting(
         0,
         "The largest number of tokens that the model reads at once; longer texts are cut.",
-        auto="For classify, the length of the longest training text; if that is above 256, the length that 95 % "
-        "of the texts do not exceed, at most 512. For generate, 128, or a quarter of the training tokens if that "
-        "is less. For translate, the length of the longest sentence plus 8, at most 256.",
+        auto="For classify and pretraining, the length of the longest training text; if that is above 256, the "
+        "length that 95 % of the texts do not exceed, at most 1,024 (pretraining: 512). For generate, 128, or a "
+        "quarter of the training tokens if that is less. For translate, the length of the longest sentence plus "
+        "8, at most 256.",
     )
     train_max_len: int = setting(
         0,
@@ -249,8 +250,9 @@ class TokenizerConfig:
     kind: TokenizerKind = setting(
         "auto",
         "The kind of tokenizer: characters, words, byte-level BPE, WordPiece, or one from another library.",
-        auto="For classify, `word` below 3 million characters of training text, else `bpe`. For generate, `char` "
-        "below 50,000 characters, else `bpe`. For translate, `bpe`.",
+        auto="For classify, `word` below 3 million characters of training text, or up to 30 million without a "
+        "size of the model (see train.max_steps), else `bpe`. For generate, `char` below 50,000 characters, else "
+        "`bpe`. For translate, `bpe`.",
         details="`wordpiece` normalises and splits text as BERT does. `imported` needs tokenizer.file.",
     )
     vocab_size: int = setting(

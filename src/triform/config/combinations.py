@@ -44,22 +44,7 @@ def validate_combinations(config: Config) -> None:
         not model.bigram_buckets or task == "classify",
         f"model.bigram_buckets applies to classify only, not to {task}",
     )
-    require(
-        not model.term_buckets or config.predicts_labels,
-        "model.term_buckets applies to classify only, and not to pretraining; leave it out",
-    )
-    require(
-        not train.refit_linear_part or config.predicts_labels,
-        "train.refit_linear_part applies to classify only, and not to pretraining; leave it out",
-    )
-    require(
-        not (train.refit_linear_part and config.data.valid),
-        "train.refit_linear_part needs validation texts that are held out of the training file; leave out --valid",
-    )
-    require(
-        not (model.term_buckets and train.parallel == "fsdp"),
-        "model.term_buckets needs the whole model in each process; leave out train.parallel=fsdp",
-    )
+    _validate_linear_part(config)
     if config.tokenizer.bpe_dropout and (task == "generate" or config.tokenizer.kind not in ("auto", "bpe")):
         raise ConfigError("tokenizer.bpe_dropout applies only to classify and translate with tokenizer.kind=bpe")
     if train.r_drop and not (model.dropout or model.attention_dropout):
@@ -80,6 +65,26 @@ def validate_combinations(config: Config) -> None:
         _validate_objective(config)
     if model.is_recurrent:
         _validate_recurrent(config)
+
+
+def _validate_linear_part(config: Config) -> None:
+    model, train = config.model, config.train
+    require(
+        not model.term_buckets or config.predicts_labels,
+        "model.term_buckets applies to classify only, and not to pretraining; leave it out",
+    )
+    require(
+        not train.refit_linear_part or config.predicts_labels,
+        "train.refit_linear_part applies to classify only, and not to pretraining; leave it out",
+    )
+    require(
+        not (train.refit_linear_part and config.data.valid),
+        "train.refit_linear_part needs validation texts that are held out of the training file; leave out --valid",
+    )
+    require(
+        not (model.term_buckets and train.parallel == "fsdp"),
+        "model.term_buckets needs the whole model in each process; leave out train.parallel=fsdp",
+    )
 
 
 def _validate_mix(config: Config) -> None:

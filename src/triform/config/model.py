@@ -33,6 +33,8 @@ RECURRENT_SETTINGS = (
 ATTENTION_SETTINGS = ("attention_score", "attention_scale", "attention_dropout", "qkv_bias", "out_bias")
 RECURRENT_NO_OPS = {"n_heads": 1, "positions": "none", "scale_embeddings": True}
 
+NGRAM_PROJECTION_SIZE = 64  # of the n-grams of a token in the linear part; gives lengths to about 10 %
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:

@@ -123,7 +123,8 @@ class TrainConfig:
         "no budget. For classify without a size of the model and train.epochs, 8 epochs (4 from 1 million training "
         "tokens on), but at least 300 steps. The rest is chosen with it: one layer of width 64, "
         "model.dropout=0.5, train.lr=0.005, train.weight_decay=0.1, train.label_smoothing=0.1, train.batch_size=32 "
-        "(64 from 10,000 texts on), lower-case words, and below 2,000 texts train.r_drop=3 and one validation. "
+        "(64 from 10,000 texts on), lower-case words (above 3 million characters without those that occur once), "
+        "and below 2,000 texts train.r_drop=3 and one validation. "
         "model.term_buckets is about twice the number of training tokens, at most 1,048,576, and 0 if tokens "
         "times labels exceed 30 million. train.refit_linear_part is on unless data.valid is set.",
         details="Set either this or train.epochs.",

@@ -92,8 +92,7 @@ class SeedResult:
 
     def progress(self) -> JsonDict:
         """Return the state of training in the latest checkpoint: step, best metrics, seconds."""
-        latest = self.folder.latest_checkpoint()
-        return dict(self.folder.read_state(latest)["progress"]) if latest else {}
+        return self.folder.read_progress()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,13 +22,11 @@ from triform.interrupts import handle_signals
 from triform.io.run_layout import CONFIG_FILE
 from triform.launch import (
     RunOptions,
-    finish_run,
     fit_with_oom_retry,
-    log_start,
-    record_divergence,
     resolve_out_folder,
     resolve_settings,
 )
+from triform.run_log import finish_run, log_start, record_divergence
 from triform.tasks import PreparedTask, choose_task
 from triform.training.aggregate_progress import AggregateProgress
 from triform.training.claim import claim_run_folder
@@ -281,7 +279,8 @@ class SeedGroup:
                 callbacks=self.options.callbacks,
                 track=self.options.track,
             )
-            log_start(trainer, self.prepared.notices if index == 0 else (), self.options)
+            notices = self.prepared.notices if index == 0 else ()
+            log_start(trainer, notices, quiet=self.options.quiet, stream=self.options.progress)
             try:
                 trainer = fit_with_oom_retry(trainer, self.options)
             except DivergedError as failure:
@@ -293,7 +292,6 @@ class SeedGroup:
         self._check_failures(failures)
 
     def train_stacked(self, device_dataset: Any) -> None:
-        quiet_options = replace(self.options, quiet=True)
         members = [
             initialise_trainer(
                 self._prepare_seed(seed_run),
@@ -308,7 +306,7 @@ class SeedGroup:
         ]
         self._print_start(members)
         for member in members:
-            log_start(member, self.prepared.notices, quiet_options)
+            log_start(member, self.prepared.notices, quiet=True)
         if not self.options.quiet:
             max_steps = max(member.max_steps for member in members)
             aggregate = AggregateProgress(build_display(members[0], max_steps, self.options.progress))

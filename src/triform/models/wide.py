@@ -1,7 +1,12 @@
-"""A linear classifier over the terms of a text, which are its tokens and the pairs of neighbouring tokens.
+"""A linear classifier over the terms of a text and over the characters of its words.
 
-Terms have the weights of TF-IDF: (1 + ln(count)) · idf, divided by the length of this vector. Pairs are hashed, so
-different pairs may share a weight. A term with an idf of 0 counts for nothing.
+Terms are the tokens and the pairs of neighbouring tokens. They have the weights of TF-IDF: (1 + ln(count)) · idf,
+divided by the length of this vector. Pairs are hashed, so different pairs may share a weight. A term with an idf of
+0 counts for nothing.
+
+The n-grams of the characters of all words form a second vector, count · idf, which is divided by its length too.
+The model does not store n-grams: their products with the weights add up to logits of each token, and a random
+projection of a token's n-grams is enough for the length (Johnson and Lindenstrauss, 1984).
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from triform.config import DataSizes, ModelConfig
+from triform.config.model import NGRAM_PROJECTION_SIZE
 from triform.models.encoder import Classifier
 from triform.nn.embedding import hash_bigrams
 from triform.nn.layouts import BatchLayout, LayoutLike, PaddedLayout, as_layout
@@ -51,6 +57,8 @@ class TermClassifier(nn.Module):
         self.idf = nn.Parameter(torch.zeros(n_terms), requires_grad=False)
         self.weight = nn.Parameter(torch.zeros(n_terms, n_labels), requires_grad=False)
         self.bias = nn.Parameter(torch.zeros(n_labels), requires_grad=False)
+        self.ngram_logits = nn.Parameter(torch.zeros(vocab_size, n_labels), requires_grad=False)
+        self.ngram_projection = nn.Parameter(torch.zeros(vocab_size, NGRAM_PROJECTION_SIZE), requires_grad=False)
         self.mixture = nn.Parameter(torch.ones(2), requires_grad=False)  # of the encoder, of the terms
 
     def forward(self, logits: Tensor, tokens: Tensor, layout: BatchLayout) -> Tensor:  # (B, labels) -> (B, labels)
@@ -60,13 +68,22 @@ class TermClassifier(nn.Module):
     def term_logits(self, tokens: Tensor, layout: BatchLayout) -> Tensor:  # (B, T) -> (B, labels)
         """Return the logits of the linear classifier alone."""
         ids, values = self.features(tokens, layout)
-        return F.embedding_bag(ids, self.weight, mode="sum", per_sample_weights=values) + self.bias
+        of_terms = F.embedding_bag(ids, self.weight, mode="sum", per_sample_weights=values)
+        return of_terms + self.token_ngram_logits(tokens, layout).sum(dim=1) + self.bias
 
     def contributions(self, tokens: Tensor, layout: BatchLayout) -> Tensor:  # (B, T) -> (B, T, labels)
         """Return what each token contributes to the logits; a pair contributes one half to each of its tokens."""
         ids, values = self.features(tokens, layout)
         of_tokens, of_pairs = (self.mixture[1] * values[:, :, None] * self.weight[ids]).chunk(2, dim=1)
-        return of_tokens + (of_pairs + F.pad(of_pairs[:, 1:], (0, 0, 0, 1))) / 2
+        of_ngrams = self.mixture[1] * self.token_ngram_logits(tokens, layout)
+        return of_tokens + of_ngrams + (of_pairs + F.pad(of_pairs[:, 1:], (0, 0, 0, 1))) / 2
+
+    def token_ngram_logits(self, tokens: Tensor, layout: BatchLayout) -> Tensor:  # (B, T) -> (B, T, labels)
+        """Return what the characters of each token add to the logits."""
+        tokens, keep = split_texts(tokens, layout)
+        projected = (self.ngram_projection[tokens] * keep[:, :, None]).sum(dim=1)  # (B, projection)
+        length = projected.norm(dim=1).clamp(min=torch.finfo(projected.dtype).tiny)
+        return self.ngram_logits[tokens] * (keep / length[:, None])[:, :, None]
 
     def features(self, tokens: Tensor, layout: BatchLayout) -> tuple[Tensor, Tensor]:  # -> (B, N), (B, N)
         """Return the terms of each text, one for each occurrence, and their values, which add up to TF-IDF."""

@@ -39,6 +39,8 @@ from triform.tasks.label_warnings import label_warnings
 from triform.tasks.splits import validation_mask
 from triform.text import DEFAULT_SPECIAL_TOKENS, SpecialTokens, Tokenizer, TokenRows, encode_stream
 
+MAX_DEFAULT_LEN = 1_024  # tokens
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationBatch(Batch):
@@ -168,7 +170,7 @@ class ClassificationData(TaskData):
         return self.config.data.labels or tuple(sorted(labels, key=_label_sort_key)), n_characters
 
     def settings_from(self, encoded: EncodedExamples, tokenizers: tuple[Tokenizer, ...]) -> Settings:
-        max_len = self.config.data.max_len or default_max_len(encoded.stores[0])
+        max_len = self.config.data.max_len or default_max_len(encoded.stores[0], MAX_DEFAULT_LEN)
         return {"data.max_len": max_len, "tokenizer.vocab_size": tokenizers[0].vocab_size}
 
     def encode(
@@ -256,7 +258,7 @@ def _label_sort_key(label: str) -> tuple[float, str]:
     return (value if math.isfinite(value) else math.inf), label
 
 
-def default_max_len(store: TokenStore) -> int:
-    """Return a length that fits all texts if they are short, else 95 % of them, and at most 512 tokens."""
+def default_max_len(store: TokenStore, limit: int) -> int:
+    """Return a length that fits all texts if they are short, else 95 % of them, and at most `limit` tokens."""
     longest = int(store.lengths.max())
-    return max(16, longest) if longest <= 256 else min(512, int(np.ceil(np.quantile(store.lengths, 0.95))))
+    return max(16, longest) if longest <= 256 else min(limit, int(np.ceil(np.quantile(store.lengths, 0.95))))

@@ -28,6 +28,8 @@ R_DROP_ALTERNATIVES = (
 )  # R-Drop needs dropout, and is not combined
 MIN_STEPS = 300  # small data is read again and again
 MIN_TERM_BUCKETS, MAX_TERM_BUCKETS = 2**12, 2**20
+MAX_WORD_CHARACTERS = 30 * MILLION  # with more text, the vocabulary of words has a large part of the weights
+MAX_RARE_WORD_CHARACTERS = 3 * MILLION  # with more text, words that occur once are left out
 MAX_TERM_WEIGHTS = 2**22  # buckets × labels: 16 MB
 MAX_LINEAR_WORK = 30 * MILLION  # tokens × labels; fitting the linear part takes minutes with more
 MIN_SELECTION_ROWS = 2_000  # a tenth of fewer rows is too little to choose between the weights of several steps
@@ -52,14 +54,20 @@ class ClassifierDefaults:
         return defaults if config.predicts_labels and not is_chosen else None
 
     def choose_vocabulary(self, config: Config, n_characters: int) -> Config:
-        """Return settings that convert words to lower case: few examples are not enough to learn them twice.
+        """Choose words in lower case, because few examples are not enough to learn them twice.
 
         The vocabulary has the words of the held-out texts too if the linear part will be fitted to them.
+
+        Args:
+            config: The settings, with a kind of tokenizer.
+            n_characters: The number of characters of the training texts.
         """
         is_chosen = "tokenizer.kind" in self.user_settings or config.tokenizer.file
         settings: Settings = {"train.refit_linear_part": not config.data.valid and config.data.valid_fraction > 0}
-        if config.tokenizer.kind == "word" and not is_chosen:
-            settings["tokenizer.lowercase"] = True
+        if n_characters <= MAX_WORD_CHARACTERS and not is_chosen:
+            settings |= {"tokenizer.kind": "word", "tokenizer.lowercase": True}
+            if n_characters > MAX_RARE_WORD_CHARACTERS:
+                settings["tokenizer.min_count"] = 2
         return with_unset(config, settings, self.user_settings)
 
     def resolve(self, config: Config, n_tokens: int, n_rows: int) -> tuple[Config, str]:

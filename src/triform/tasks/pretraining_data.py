@@ -39,6 +39,8 @@ from triform.tasks.noise import count_masked
 from triform.tasks.translation_data import TranslationData
 from triform.text import SpecialTokens, Tokenizer
 
+MAX_DEFAULT_LEN = 512  # tokens
+
 
 def read_texts(name: str, config: Config) -> Iterator[LabelledText]:
     """Yield the texts of a file that are not empty: lines, or the text column of a table. Labels are ignored.
@@ -154,7 +156,7 @@ class MaskedTextData(TaskData):
         return self, [n_characters]
 
     def settings_from(self, encoded: EncodedExamples, tokenizers: tuple[Tokenizer, ...]) -> Settings:
-        max_len = self.config.data.max_len or default_max_len(encoded.stores[0])
+        max_len = self.config.data.max_len or default_max_len(encoded.stores[0], MAX_DEFAULT_LEN)
         return {"data.max_len": max_len, "tokenizer.vocab_size": tokenizers[0].vocab_size}
 
     def encode(

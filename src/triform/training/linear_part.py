@@ -1,17 +1,21 @@
 """Fit the linear part of a classifier, `TermClassifier`, which gradient descent would not bring to its optimum.
 
-Before the first step, a logistic regression with an L2 penalty is fitted to the training texts. Words that share
-letters share a part of their weight: beside its own weight, a word has those of its character n-grams, and the sum
-of all is what the model gets. At each validation, the weights of the encoder and of the linear part are fitted to
-the validation texts, so that a part counts for as much as it knows about texts that it has not seen. With
-`train.refit_linear_part`, the linear part is fitted once more after training, to the validation texts as well. The
-latest checkpoint keeps the one that has not seen them.
+Before the first step, a logistic regression with an L2 penalty is fitted to the training texts. Its features are
+the terms of a text and, with little text, two kinds of character n-grams. Words that share letters share a part of
+their weight: beside its own weight, a word has those of its n-grams. The n-grams of all words of a text are also
+features of their own, with the weights of TF-IDF. The model gets sums of these weights for each term and token.
+
+At each validation, the weights of the encoder and of the linear part are fitted to the validation texts, so that
+a part counts for as much as it knows about texts that it has not seen. With `train.refit_linear_part`, the linear
+part is fitted once more after training, to the validation texts as well. The latest checkpoint keeps the one that
+has not seen them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy, deepcopy
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from triform.config.model import NGRAM_PROJECTION_SIZE
 from triform.errors import CheckpointError
 from triform.models.wide import TermClassifier
 from triform.nn.layouts import as_layout
@@ -39,7 +44,7 @@ N_FOLDS = 5
 MAX_CROSS_VALIDATION_ROWS = 2_000  # with more texts, one of the folds is enough to choose from the candidates
 MIN_PAIR_DF = 2  # a pair must occur in this number of texts; most occur in one and carry little information
 NGRAM_LENGTHS = (2, 5)  # of the characters of a word
-NGRAM_SCALE = 0.5  # the part of a word's weight that comes from its character n-grams
+NGRAM_SCALE = 0.5  # how much the weights of its character n-grams count in the weight of a word
 MAX_NGRAM_TOKENS = 500_000  # tokens of training text; with more, words are seen often enough
 MISSING_LABEL_LOGIT = -10.0  # of a label without training texts
 MIN_PROBABILITY = 1e-9  # of a label that a fold does not know
@@ -78,29 +83,58 @@ def fit_linear_part(task: Task, *sets: Dataset) -> None:
         return
     features = _normalise_rows(frequencies @ _diagonal(idf))
     n_tokens = sum(int(data.lengths.sum()) for data in texts)
-    sharing = _build_sharing(task.tokenizer, part) if n_tokens <= MAX_NGRAM_TOKENS else None
-    weight, bias = _fit_logistic_regression(features, labels, sharing, n_labels=len(part.bias))
-    part.weight.copy_(torch.from_numpy(weight))
+    blocks = [features]
+    ngrams = _NgramFeatures.build(task.tokenizer, part, frequencies) if n_tokens <= MAX_NGRAM_TOKENS else None
+    if ngrams is not None:
+        blocks += [features @ ngrams.sharing, ngrams.of_texts]
+    weights, bias = _fit_logistic_regression(blocks, labels, n_labels=len(part.bias))
+    if ngrams is not None:
+        weights[0] += ngrams.sharing @ weights[1]
+        part.ngram_logits.copy_(torch.from_numpy(ngrams.of_tokens @ weights[2]))
+        part.ngram_projection.copy_(torch.from_numpy(ngrams.projection))
+    part.weight.copy_(torch.from_numpy(weights[0]))
     part.bias.copy_(torch.from_numpy(bias))
+
+
+def refit_linear_part(task: Task, train: Dataset, valid: Dataset | None) -> bool:
+    """Fit the linear part of a trained model to the validation texts as well, and return whether it was."""
+    if valid is None or not task.config.train.refit_linear_part or find_linear_part(task.model) is None:
+        return False
+    fit_linear_part(task, train, valid)
+    return True
 
 
 def select_fitted(tensors: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
     """Return the tensors that `fit_linear_part` sets, by their names without a prefix."""
-    names = [f"linear_part.{name}" for name in ("idf", "weight", "bias")]
+    fitted = ("idf", "weight", "bias", "ngram_logits", "ngram_projection")
+    names = [f"linear_part.{name}" for name in fitted]
     return {name: tensors[prefix + name] for name in names if prefix + name in tensors}
 
 
-@torch.inference_mode()
-def restore_linear_part(model: nn.Module, folder: RunFolder) -> None:
-    """Give a model the linear part of the latest checkpoint of its run, which has not seen the validation texts."""
-    latest = folder.read_latest_checkpoint()
-    if latest is None:
-        raise CheckpointError(
-            f"{folder.path} has no checkpoint, and its model has learned the validation texts "
-            "(train.refit_linear_part); name another file to evaluate"
-        )
-    for name, tensor in select_fitted(latest[1], prefix="model.").items():
-        model.get_parameter(name).copy_(tensor)
+def forget_validation_texts(task: Task, folders: Sequence[RunFolder]) -> Task:
+    """Return a task that can be evaluated on the validation texts of its runs.
+
+    Args:
+        task: The task, whose model is that of a run or of an ensemble.
+        folders: The run folders. Their latest checkpoints have the linear parts that have not seen these texts.
+
+    Raises:
+        CheckpointError: A run has no checkpoint.
+    """
+    if not (task.config.train.refit_linear_part and task.config.model.term_buckets):
+        return task
+    task = copy(task)
+    task.model = deepcopy(task.model)
+    for model, folder in zip(getattr(task.model, "members", [task.model]), folders, strict=True):
+        latest = folder.read_latest_checkpoint()
+        if latest is None:
+            raise CheckpointError(
+                f"{folder.path} has no checkpoint, and its model has learned the validation texts "
+                "(train.refit_linear_part); name another file to evaluate"
+            )
+        for name, tensor in select_fitted(latest[1], prefix="model.").items():
+            model.get_parameter(name).data.copy_(tensor)
+    return task
 
 
 def _term_frequencies(task: Classify, data: ClassificationDataset, part: TermClassifier) -> SparseMatrix:
@@ -118,38 +152,62 @@ def _term_frequencies(task: Classify, data: ClassificationDataset, part: TermCla
     return csr_matrix((np.concatenate(values), coordinates), shape=(len(data.labels), len(part.idf)))
 
 
-def _build_sharing(tokenizer: Tokenizer, part: TermClassifier) -> SparseMatrix | None:
-    """Return how much of each character n-gram's weight each term has; None if no two words share letters."""
-    from scipy.sparse import csr_matrix, vstack
-    from sklearn.feature_extraction.text import TfidfVectorizer
+class _NgramFeatures(NamedTuple):
+    """Character n-grams of words, as matrices of term, token or text × n-gram."""
 
-    vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=NGRAM_LENGTHS, lowercase=False, min_df=2)
-    try:
-        ngrams = vectorizer.fit_transform(piece_words(tokenizer))
-    except ValueError:  # scikit-learn found no n-gram in two words
-        return None
-    return NGRAM_SCALE * vstack([ngrams, csr_matrix((part.n_buckets, ngrams.shape[1]))]).tocsr()
+    sharing: SparseMatrix  # how much of the weight of each n-gram a term has
+    of_tokens: SparseMatrix  # count · idf of the n-grams of each token
+    of_texts: SparseMatrix  # the sum over the tokens of a text, divided by its length
+    projection: FloatArray  # of the n-grams of each token (tokens, projection)
+
+    @classmethod
+    def build(cls, tokenizer: Tokenizer, part: TermClassifier, frequencies: SparseMatrix) -> _NgramFeatures | None:
+        """Return the features for texts with these term frequencies; None if no two words share letters."""
+        from scipy.sparse import csr_matrix, vstack
+        from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
+
+        counter = CountVectorizer(analyzer="char_wb", ngram_range=NGRAM_LENGTHS, lowercase=False, min_df=2)
+        special = tokenizer.special_tokens
+        special_ids = {special.pad, special.unk, special.bos, special.eos}
+        words = ["" if token in special_ids else word for token, word in enumerate(piece_words(tokenizer))]
+        try:
+            counts = counter.fit_transform(words)
+        except ValueError:  # scikit-learn found no n-gram in two words
+            return None
+        own = TfidfTransformer().fit_transform(counts)
+        sharing = NGRAM_SCALE * vstack([own, csr_matrix((part.n_buckets, own.shape[1]))]).tocsr()
+        token_counts = frequencies[:, : part.vocab_size].astype(np.float64)
+        token_counts.data = np.exp(token_counts.data - 1)  # a frequency is 1 + ln(count)
+        sums = token_counts @ counts
+        document_frequency = sums.getnnz(axis=0)
+        idf = np.where(document_frequency > 1, np.log((1 + sums.shape[0]) / (1 + document_frequency)) + 1, 0.0)
+        of_tokens = (counts @ _diagonal(idf)).tocsr()
+        directions = np.random.default_rng(0).choice([-1.0, 1.0], (len(idf), NGRAM_PROJECTION_SIZE))
+        projection = of_tokens @ directions / NGRAM_PROJECTION_SIZE**0.5
+        lengths = np.linalg.norm(token_counts @ projection, axis=1)
+        of_texts = (_diagonal(1 / np.where(lengths > 0, lengths, 1.0)) @ (token_counts @ of_tokens)).tocsr()
+        return cls(sharing, of_tokens, of_texts, projection)
 
 
 def _fit_logistic_regression(
-    features: SparseMatrix, labels: IntArray, sharing: SparseMatrix | None, *, n_labels: int
-) -> tuple[FloatArray, FloatArray]:
-    """Return the weights (terms, labels) and biases (labels) of a logistic regression."""
+    blocks: Sequence[SparseMatrix], labels: IntArray, *, n_labels: int
+) -> tuple[list[FloatArray], FloatArray]:
+    """Return the weights of each block of features (features, labels), and biases (labels)."""
     from scipy.sparse import hstack
     from sklearn.linear_model import LogisticRegression
 
     def fit(c: float, rows: IntArray) -> LogisticRegression:
         return LogisticRegression(C=c, tol=TOLERANCE, max_iter=MAX_ITERATIONS).fit(inputs[rows], labels[rows])
 
-    inputs = features if sharing is None else hstack([features, features @ sharing]).tocsr()
+    inputs = hstack(blocks).tocsr()
     classifier = fit(_select_c(fit, inputs, labels), np.arange(len(labels)))
     weight, bias = np.zeros((inputs.shape[1], n_labels)), np.full(n_labels, MISSING_LABEL_LOGIT)
     coefficients, intercept = classifier.coef_, classifier.intercept_
     if len(coefficients) == 1:  # scikit-learn has one vector for two labels
         coefficients, intercept = np.vstack([-coefficients, coefficients]) / 2, np.tile(intercept, 2) * [-0.5, 0.5]
     weight[:, classifier.classes_], bias[classifier.classes_] = coefficients.T, intercept
-    own, shared = weight[: features.shape[1]], weight[features.shape[1] :]
-    return own if sharing is None else own + sharing @ shared, bias
+    ends = np.cumsum([block.shape[1] for block in blocks])
+    return np.split(weight, ends[:-1]), bias
 
 
 def _select_c(fit: Callable[[float, IntArray], Any], inputs: SparseMatrix, labels: IntArray) -> float:

@@ -281,6 +281,11 @@ class RunFolder:
         checkpoint = self.latest_checkpoint()
         return checkpoint is not None and bool(self.read_state(checkpoint).get("finished"))
 
+    def read_progress(self) -> dict[str, Any]:
+        """Return the progress in the latest checkpoint: the step, the best metrics and their step, and seconds."""
+        latest = self.latest_checkpoint()
+        return dict(self.read_state(latest)["progress"]) if latest else {}
+
     def read_state(self, path: Path) -> dict[str, Any]:
         """Return the state of a checkpoint: progress, data position, schedule and callbacks."""
         files.refuse_special_files(path)

@@ -35,7 +35,7 @@ from triform.training.checkpoint import (
 )
 from triform.training.checkpoint_writer import CheckpointWriter
 from triform.training.epochs import is_validation_step, steps_for_epochs, steps_per_validation
-from triform.training.linear_part import find_linear_part, fit_linear_part, fit_mixture, select_fitted
+from triform.training.linear_part import fit_mixture, select_fitted
 from triform.training.lora_adapter import AdapterFile, merged_weights
 from triform.training.optim import build_schedule
 from triform.training.rng import get_rng_state, set_rng_state
@@ -205,7 +205,7 @@ class Trainer(Interruptible):
             return
         if self.valid_data is None:  # without validation, the last weights are the result
             with self.train_step.use_ema_weights(self.n_averaged_steps):
-                self._save_model()
+                self.save_model()
         best = {} if self.progress.best is None else {"best": self.progress.best[self.task.metric]}
         self._emit_now("end", reason=self.progress.finished, best_step=self.progress.best_step, **best)
         self.save_checkpoint()
@@ -326,7 +326,7 @@ class Trainer(Interruptible):
         self.schedule.on_validation_loss(metrics["loss"])
         if self.task.evaluator.is_better(metrics, progress.best):
             progress.best, progress.best_step, progress.stale = metrics, progress.step, 0
-            self._save_model()
+            self.save_model()
             self._emit_now("best", metric=self.task.metric, value=metrics[self.task.metric])
         else:
             has_lower_loss = self.task.lower_loss_is_progress and metrics["loss"] < progress.lowest_loss
@@ -337,28 +337,18 @@ class Trainer(Interruptible):
     def _out_of_patience(self) -> bool:
         return 0 < self.config.patience <= self.progress.stale
 
-    def _save_model(self) -> None:
+    def save_model(self) -> None:
         """Write the model with LoRA adapters merged, and the adapters also separately."""
-        if not self.world.is_main:
-            return
-        self.folder.write_weights(merged_weights(self.task.model))
-        if self.lora_adapter:
-            self.lora_adapter.write()
+        if self.world.is_main:
+            self.folder.write_weights(merged_weights(self.task.model))
+            if self.lora_adapter:
+                self.lora_adapter.write()
 
     def load_best_weights(self) -> None:
-        """Replace the weights by the best ones after training. LoRA adapters are merged.
-
-        The linear part remains that of training, which has not seen the validation texts.
-        """
+        """Use the best weights, with merged LoRA adapters and the linear part that saw no validation texts."""
         merge_lora(self.task.model)
-        weights = self.folder.read_weights() | select_fitted(named_weights(self.task.model))
-        load_weights(self.task.model, weights, self.folder.model_file)
-
-    def refit_linear_part(self) -> None:
-        """Fit the linear part of the best model to the validation texts as well, and write the model again."""
-        if self.config.refit_linear_part and self.valid_data is not None and find_linear_part(self.task.model):
-            fit_linear_part(self.task, self.train_data, self.valid_data)
-            self._save_model()
+        fitted = select_fitted(named_weights(self.task.model))
+        load_weights(self.task.model, self.folder.read_weights() | fitted, self.folder.model_file)
 
     # -- checkpoints
 

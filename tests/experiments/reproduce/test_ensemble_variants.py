@@ -49,12 +49,13 @@ def test_an_ensemble_and_a_student_have_the_settings_of_the_variant_that_they_na
 def test_each_ensemble_has_its_own_runs(data: Path, tmp_path: Path) -> None:
     files = data / "imdb"
     settings = {
-        **{
-            "task": "classify",
-            "data.train": str(files / "train.jsonl.gz"),
-            "data.valid": str(files / "valid.jsonl.gz"),
-        },
-        **{"model.d_model": 8, "model.n_layers": 1, "model.n_heads": 1, "train.max_steps": 2},
+        "task": "classify",
+        "data.train": str(files / "train.jsonl.gz"),
+        "data.valid": str(files / "valid.jsonl.gz"),
+        "model.d_model": 8,
+        "model.n_layers": 1,
+        "model.n_heads": 1,
+        "train.max_steps": 2,
     }
     single = VariantSpec(name="single", settings=settings, seeds=range(4), folder=tmp_path / "single")
     together = replace(single, name="together", seeds=range(2), folder=tmp_path / "together")
