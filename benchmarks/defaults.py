@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks.options import build_parser
 from benchmarks.report import BenchmarkReport
 from benchmarks.time_to_loss import CPU_SIZES, SMOKE_SIZES, Sizes, train_peer
+from triform.config import TaskName
 from triform.data.builtin import stories
 from triform.launch import train
 from triform.run import Run
@@ -29,10 +30,10 @@ N_TIMED_STEPS = 100  # of the peer
 SMOKE_SETTINGS = {"train.max_steps": 10, "model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2}
 
 
-def train_default(file: Path, folder: Path, settings: dict[str, Any]) -> tuple[Run, float]:
+def train_default(task: TaskName, data: str, folder: Path, settings: dict[str, Any]) -> tuple[Run, float]:
     """Train with default settings, and return the run and its processor time in seconds."""
     started_at = time.process_time()
-    run = train("generate", data=file, out=folder, device="cpu", quiet=True, **settings)
+    run = train(task, data=data, out=folder, device="cpu", quiet=True, **settings)
     return run, time.process_time() - started_at
 
 
@@ -59,7 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
         files = (Path(folder) / "train.txt", Path(folder) / "test.txt")
         for file, part in zip(files, (text, test_text), strict=True):
             file.write_text(part, encoding="utf-8")
-        run, seconds = train_default(files[0], Path(folder) / "run", settings)
+        run, seconds = train_default("generate", str(files[0]), Path(folder) / "run", settings)
         test_file, steps = str(files[1]), run.progress()["step"]
         bits = run.evaluate(test_file)["bits_per_byte"]
         report.add_figures(f"triform, default settings, {steps} steps", bits_per_byte=bits, seconds=seconds)

@@ -131,6 +131,31 @@ def copy_marian(peer_model: Any, model: Any) -> None:
             block.ffn_norm.load_state_dict(peer_layer.final_layer_norm.state_dict())
 
 
+@torch.no_grad()
+def copy_torch_transformer(peer_model: nn.Transformer, model: Any) -> None:
+    """Copy the weights of nn.Transformer, which has no embeddings, into the stacks of Triform's encoder-decoder."""
+    for stack, peer_stack in ((model.encoder, peer_model.encoder), (model, peer_model.decoder)):
+        stack.final_norm.load_state_dict(peer_stack.norm.state_dict())
+        for block, peer_layer in zip(stack.blocks, peer_stack.layers, strict=True):
+            norms = {"attn_norm": peer_layer.norm1, "ffn_norm": peer_layer.norm2}
+            _copy_torch_attention(peer_layer.self_attn, block.attn)
+            if stack is model:
+                norms |= {"cross_attn_norm": peer_layer.norm2, "ffn_norm": peer_layer.norm3}
+                _copy_torch_attention(peer_layer.multihead_attn, block.cross_attn)
+            for name, norm in norms.items():
+                getattr(block, name).load_state_dict(norm.state_dict())
+            _copy_linear(block.ffn.up_proj, peer_layer.linear1.weight, peer_layer.linear1.bias)
+            _copy_linear(block.ffn.down_proj, peer_layer.linear2.weight, peer_layer.linear2.bias)
+
+
+def _copy_torch_attention(peer_attention: Any, attention: Any) -> None:
+    weight, bias = peer_attention.in_proj_weight, peer_attention.in_proj_bias
+    d_model = weight.shape[1]
+    _copy_linear(attention.q_proj, weight[:d_model], bias[:d_model])
+    _copy_linear(attention.kv_proj, weight[d_model:], bias[d_model:])
+    _copy_linear(attention.out_proj, peer_attention.out_proj.weight, peer_attention.out_proj.bias)
+
+
 def _copy_attention(peer_attention: Any, attention: Any) -> None:
     kv_projections = peer_attention.k_proj, peer_attention.v_proj
     _copy_linear(attention.q_proj, peer_attention.q_proj.weight, peer_attention.q_proj.bias)

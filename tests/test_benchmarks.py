@@ -27,6 +27,10 @@ ROOT = Path(__file__).parents[1]
 OWN_CONTESTANTS = ["triform", *([] if int8_unavailable_reason() else ["triform int8"])]
 DECODERS = ["triform fp32", *OWN_CONTESTANTS[1:], "ctranslate2 float32", "ctranslate2 int8", "transformers"]
 ENGINES = ["triform fp32, engine ctranslate2", "triform int8, engine ctranslate2"]
+NUMBERS = ("un", "deux", "trois", "quatre", "cinq", "six", "sept")
+PAIRS = [
+    f"{a} and {b} make {a + b}.\t{NUMBERS[a]} et {NUMBERS[b]} font {a + b}." for a in range(7) for b in range(7)
+]
 EXPECTED_CONTESTANTS = {  # who takes part in each, with the packages that must be there
     "attention": (["triform", "torch, full causal", "padded"], []),
     "classify": (
@@ -108,6 +112,31 @@ def test_the_defaults_are_compared_on_the_same_held_out_text(tmp_path: Path) -> 
     assert max(mixed["bits_per_byte"], ngrams["bits_per_byte"]) < own["bits_per_byte"]
     assert own["seconds"] > 0
     assert 0 < peer["bits_per_byte"] < 10
+
+
+def test_the_default_translator_is_compared_on_the_same_test_set(tmp_path: Path) -> None:
+    for side, split in (("en", 0), ("fr", 1)):
+        lines = [example.split("\t")[split] for example in PAIRS]
+        (tmp_path / f"pairs.{side}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    data = f"{tmp_path / 'pairs.en'},{tmp_path / 'pairs.fr'}"
+    arguments = [
+        "--data",
+        data,
+        "--pairs",
+        "30",
+        "--valid",
+        data,
+        "--test",
+        data,
+        "--json",
+        str(tmp_path / "f.json"),
+    ]
+    assert front_door(["translation_defaults", "--smoke", *arguments]) == 0
+    own, baseline, peer = json.loads((tmp_path / "f.json").read_text(encoding="utf-8"))["rows"]
+    assert own["what"] == "triform, 1 layer of width 16, 10 steps"
+    assert 0 <= min(own["bleu"], peer["bleu"]) < baseline["bleu"] <= 100
+    assert peer["seconds"] >= own["seconds"] > 0
+    assert peer["logit_difference"] < 1e-5, "the peer is not translated with its own weights"
 
 
 @pytest.mark.usefixtures("warm_processes")
