@@ -105,7 +105,6 @@ def test_settings_of_the_user_are_kept(user_settings: dict[str, Any]) -> None:
 def test_positions_are_rotary_unless_the_attention_does_not_allow_it(settings: Settings) -> None:
     assert resolve(GENERATE, MILLION)[0].model.positions == "rotary"
     assert resolve(GENERATE | settings, MILLION)[0].model.positions == "learned"
-    assert resolve(TRANSLATE, MILLION, 30_000)[0].model.positions == "learned"
 
 
 @pytest.mark.parametrize(
@@ -126,8 +125,19 @@ def test_the_vocabulary_of_a_language_model_grows_with_the_text(task: str, n_cha
     assert kept.tokenizer.max_vocab_size == config.tokenizer.max_vocab_size
 
 
+def test_a_translator_has_sinusoidal_positions_unless_the_settings_of_the_user_do_not_fit() -> None:
+    model = resolve(TRANSLATE, MILLION, 30_000)[0].model
+    assert (model.positions, model.scale_embeddings) == ("sinusoidal", True)
+    for user_settings in ({"model.positions": "rotary"}, {"model.d_model": 63, "model.n_heads": 1}):
+        model = resolve(TRANSLATE | user_settings, MILLION, 30_000)[0].model
+        assert model.positions == user_settings.get("model.positions", "learned")
+        assert not model.scale_embeddings
+    assert not resolve({**TRANSLATE, "model.scale_embeddings": False}, MILLION, 30_000)[0].model.scale_embeddings
+
+
 def test_several_processes_that_share_a_model_do_not_use_muon() -> None:
     assert resolve(GENERATE, MILLION)[0].train.optimizer == "muon"
+    assert resolve(TRANSLATE, MILLION, 30_000)[0].train.optimizer == "muon"
     assert resolve({**GENERATE, "train.parallel": "fsdp"}, MILLION)[0].train.optimizer == "adamw"
 
 

@@ -95,7 +95,7 @@ class ModelConfig:
         "the order that Marian uses. `rotary` rotates queries and keys, `alibi` subtracts a penalty that grows "
         "with the distance, `relative` adds a learned vector for each distance (Shaw et al.), `t5` adds a learned "
         "bias for each range of distances, and `none` uses no positions. The budget of a CPU (train.max_steps) "
-        "uses `rotary` for generate.",
+        "uses `rotary` for generate and `sinusoidal` for translate.",
     )
     rotary_base: float = setting(
         10_000.0, "The base of the rotation frequencies.", applies_to="model.positions=rotary"
@@ -201,6 +201,7 @@ class ModelConfig:
         False,
         "Whether token embeddings are multiplied by the square root of model.d_model.",
         applies_to="model.kind=transformer",
+        details="The budget of a CPU (train.max_steps) does so for translate, unless model.positions is given.",
     )
     bigram_buckets: int = setting(
         0,

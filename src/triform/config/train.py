@@ -40,7 +40,7 @@ class TrainConfig:
         "adamw",
         "The optimizer.",
         details="`muon` orthogonalises the updates of weight matrices of blocks (Jordan et al., 2024). It updates "
-        "all other weights as `adamw` does. The budget of a CPU (train.max_steps) uses `muon` for generate.",
+        "all other weights as `adamw` does. The budget of a CPU (train.max_steps) uses `muon`.",
     )
     lr: float = setting(
         0.0,

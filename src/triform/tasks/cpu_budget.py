@@ -26,6 +26,8 @@ CHARACTERS_PER_TOKEN = 1_000  # of the training text, for each token of the voca
 MIN_DROPOUT_EPOCHS = 3  # with fewer epochs, a language model does not overfit and needs no dropout
 N_VALIDATIONS = 6  # the first one within a minute, so that a usable model exists early
 BATCH_FILL = 0.75  # share of the tokens of a batch of pairs that are not padding
+# With sinusoidal positions, which are the same on both sides, a translator finds out sooner which words correspond.
+TRANSLATOR_POSITIONS: Settings = {"model.positions": "sinusoidal", "model.scale_embeddings": True}
 SLACK = 2.0  # `train.max_minutes` times steps and lowers their number; a fast machine can take more of them
 
 
@@ -109,8 +111,11 @@ class CpuBudget:
         """
         budget, train = BUDGETS[config.task], config.train
         is_alone = current_world().size == 1 and train.parallel != "fsdp"  # Muon needs whole matrices
-        if config.task == "generate" and is_alone:
+        if is_alone:
             config = with_unset(config, {"train.optimizer": "muon"}, self.user_settings)
+        keeps_positions = "model.positions" in self.user_settings or config.model.d_model % 2
+        if config.task == "translate" and not keeps_positions:
+            config = with_unset(config, TRANSLATOR_POSITIONS, self.user_settings)
         if not train.batch_size and not train.batch_tokens:
             config = build_config(_batch_settings(config, budget.batch_tokens), config)
         flops = 60 * (train.max_minutes or budget.minutes) * FLOPS_PER_SECOND
@@ -157,7 +162,9 @@ class Plan:
         sizes = DataSizes(vocab_size=vocab_size, max_len=config.data.max_len)
         n_sides = 2 if config.task == "translate" else 1
         step_tokens = n_sides * (train.batch_tokens or train.batch_size * mean_length) * train.grad_accumulation
-        n_block_weights = model.n_layers * model.d_model * (4 * model.d_model + 2 * model.d_ff)
+        block_weights = model.d_model * (4 * model.d_model + 2 * model.d_ff)
+        cross_attn_weights = 4 * model.d_model**2 if config.task == "translate" else 0
+        n_block_weights = model.n_layers * (n_sides * block_weights + cross_attn_weights)
         step_flops = STEP_FLOPS + step_tokens * training_flops_per_token(config, sizes, mean_length)
         if train.optimizer == "muon":
             step_flops += MUON_FLOPS * model.d_model * n_block_weights
