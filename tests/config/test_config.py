@@ -500,7 +500,6 @@ def settings_strategy(*, layered: bool) -> st.SearchStrategy[dict[str, Any]]:
         "train.epochs": st.just(0.0),
         "train.r_drop": st.just(0.0),
         "train.mixup": st.just(0.0),  # for classify only
-        "train.token_cutoff": st.just(0.0),  # not for generate
         "train.simcut": st.just(0.0),  # needs train.token_cutoff
         "train.objective": st.just("auto"),  # the others are for one task
         "data.extra": st.just(()),  # not for generate

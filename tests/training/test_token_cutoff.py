@@ -61,20 +61,21 @@ def test_simcut_is_the_loss_of_the_whole_text_and_the_divergence_of_the_cut_one_
 
 
 def prepare_with_cut_tokens(task: TaskName, rows: str, folder: Path, **train: Any) -> Any:
-    settings = {"task": task, "data.train": rows, "data.header": "no", "tokenizer.kind": "word"}
+    settings = {"task": task, "data.train": rows, "tokenizer.kind": "word"}
+    settings |= {"data.max_len": 12} if task == "generate" else {"data.header": "no"}
     settings |= {f"model.{name}": value for name, value in (MODEL | {"dropout": 0.0}).items()}
     settings |= {f"train.{name}": value for name, value in ({"batch_size": 8} | train).items()}
     return TASKS[task].prepare(build_config(settings), folder)
 
 
-@pytest.mark.parametrize("task_name", ["classify", "translate"])
+@pytest.mark.parametrize("task_name", ["classify", "generate", "translate"])
 def test_cut_tokens_are_tokens_whose_vectors_are_zero(task_name: TaskName, rows: str, tmp_path: Path) -> None:
     """The losses with cut tokens are those of the same models with embeddings that return zeros there."""
     prepared = prepare_with_cut_tokens(task_name, rows, tmp_path / "run", token_cutoff=0.4, simcut=2.0)
     task, batch = prepared.task, prepared.train.batch(np.arange(8))
     seen: list[torch.Tensor] = []  # which tokens were cut, in the order of the embeddings
     embeddings = [module for module in task.model.modules() if isinstance(module, InputEmbedding)]
-    assert len(embeddings) == (1 if task_name == "classify" else 2), "for translate, both sides are cut"
+    assert len(embeddings) == (2 if task_name == "translate" else 1), "for translate, both sides are cut"
 
     def run(*, zeroed: bool) -> torch.Tensor:
         masks = iter(seen)
@@ -86,6 +87,8 @@ def test_cut_tokens_are_tokens_whose_vectors_are_zero(task_name: TaskName, rows:
                 )
             if task_name == "classify":
                 return task.model(batch.tokens, batch.keep)
+            if task_name == "generate":
+                return task.model(batch.tokens)
             return task.model(batch.source, batch.decoder_input, batch.source_keep)
 
     def record(shape: torch.Size, share: float, device: torch.device) -> torch.Tensor:
@@ -149,10 +152,6 @@ def test_translators_of_each_kind_learn_with_cut_tokens(more: dict[str, float], 
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        (
-            {"task": "generate", "train.token_cutoff": 0.1},
-            "applies to classify and translate only, not to generate",
-        ),
         ({"train.simcut": 3.0}, r"train\.simcut=3\.0 needs tokens to cut; set train\.token_cutoff"),
         *(
             (

@@ -55,10 +55,6 @@ def validate_combinations(config: Config) -> None:
             f"for {task}, use auto or causal"
         )
     require(not train.mixup or task == "classify", f"train.mixup applies to classify only, not to {task}")
-    require(
-        not train.token_cutoff or task != "generate",
-        "train.token_cutoff applies to classify and translate only, not to generate",
-    )
     if config.decode.mix:
         _validate_mix(config)
     if train.objective != "auto":

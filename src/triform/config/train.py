@@ -165,7 +165,6 @@ class TrainConfig:
     token_cutoff: float = setting(
         0.0,
         "The share of the tokens of a training text, chosen anew in each step, that the model cannot see.",
-        applies_to="classify and translate",
         details="0 turns it off. The input vectors of these tokens, positions included, are set to 0 (token "
         "cutoff, Shen et al., 2020); for translate, on both sides. Typical values are 0.05 to 0.2.",
     )

@@ -43,7 +43,7 @@ from triform.tasks.classification_data import (
     encode_texts,
 )
 from triform.tasks.evaluation import Evaluator, gather_metric_sums, share_items
-from triform.tasks.losses import consistency_loss, cut_tokens, distillation_loss, mix_pairs, mixup_loss
+from triform.tasks.losses import consistency_loss, distillation_loss, mix_pairs, mixup_loss, token_cutoff
 from triform.tasks.prediction import (
     Alternative,
     Keep,
@@ -253,11 +253,8 @@ class Classify(Task):
         return ClassificationPredictor(self)
 
     def loss(self, batch: ClassificationBatch) -> Tensor:
-        train = self.config.train
-        if train.token_cutoff and not train.simcut:
-            with cut_tokens(self.model, train.token_cutoff):
-                return self._loss(batch)
-        return self._loss(batch)
+        with token_cutoff(self.model, self.config.train):
+            return self._loss(batch)
 
     def _loss(self, batch: ClassificationBatch) -> Tensor:
         train = self.config.train

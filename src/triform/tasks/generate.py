@@ -37,7 +37,7 @@ from triform.tasks.language_model_data import (
     LanguageModelData,
     LanguageModelDataset,
 )
-from triform.tasks.losses import lm_training_loss
+from triform.tasks.losses import lm_training_loss, token_cutoff
 from triform.tasks.prediction import (
     Alternative,
     Keep,
@@ -341,5 +341,7 @@ class Generate(Task):
         def compute_hidden_states() -> Tensor:  # (B, T, D)
             return self.model.hidden_states(batch.tokens)
 
+        train = self.config.train
         teacher_logits = None if self.teacher is None else self.teacher_logits(batch.tokens)
-        return lm_training_loss(compute_hidden_states, self.model, batch.targets, self.config.train, teacher_logits)
+        with token_cutoff(self.model, train):
+            return lm_training_loss(compute_hidden_states, self.model, batch.targets, train, teacher_logits)

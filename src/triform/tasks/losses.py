@@ -6,7 +6,7 @@ All of them are summed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 import torch
@@ -27,9 +27,17 @@ class ModelWithLMHead(Protocol):
     def modules(self) -> Iterator[nn.Module]: ...
 
 
+def token_cutoff(model: nn.Module | ModelWithLMHead, config: TrainConfig) -> AbstractContextManager[None]:
+    """Return the context of a training loss, in which tokens are cut unless SimCut does it in one of its passes."""
+    return cut_tokens(model, 0.0 if config.simcut else config.token_cutoff)
+
+
 @contextmanager
 def cut_tokens(model: nn.Module | ModelWithLMHead, share: float) -> Iterator[None]:
     """Set the input vectors of a random share of all tokens to 0 inside the `with` block (Shen et al., 2020)."""
+    if not share:
+        yield
+        return
 
     def cut(embedding: nn.Module, inputs: object, x: Tensor) -> Tensor:  # (B, T, D) -> (B, T, D)
         return x.masked_fill(draw_cut_tokens(x.shape[:-1], share, x.device)[..., None], 0.0)

@@ -23,7 +23,7 @@ from triform.generation.scheduler import build_seq2seq_adapter, generate, resolv
 from triform.models.factory import AnySeq2Seq, build_seq2seq
 from triform.nn.kernels.dispatch import use_fast_kernels
 from triform.tasks.evaluation import TokenEvaluator
-from triform.tasks.losses import cut_tokens, lm_training_loss
+from triform.tasks.losses import lm_training_loss, token_cutoff
 from triform.tasks.prediction import (
     Alternative,
     Keep,
@@ -272,11 +272,8 @@ class Translate(Task):
         return TextTranslator(self)
 
     def loss(self, batch: TranslationBatch) -> Tensor:
-        train = self.config.train
-        if train.token_cutoff and not train.simcut:
-            with cut_tokens(self.model, train.token_cutoff):
-                return self._loss(batch)
-        return self._loss(batch)
+        with token_cutoff(self.model, self.config.train):
+            return self._loss(batch)
 
     def _loss(self, batch: TranslationBatch) -> Tensor:
         inputs = batch.source, batch.decoder_input, batch.source_keep
