@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 from same_runs import MODEL, StoppedAfter, assert_same_run, train_run
+from scipy.sparse import csr_matrix
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
+from sklearn.naive_bayes import MultinomialNB
 
 from triform.config.settings import build_config
 from triform.errors import CheckpointError, ConfigError
@@ -22,7 +24,14 @@ from triform.run import Run, load
 from triform.serving.run_details import predict_validation_rows
 from triform.tasks.classify import Classify
 from triform.training import linear_part
-from triform.training.linear_part import find_linear_part, fit_linear_part, fit_mixture, solve_mixture
+from triform.training.linear_part import (
+    RegressionSettings,
+    find_linear_part,
+    fit_linear_part,
+    fit_mixture,
+    select_settings,
+    solve_mixture,
+)
 
 TRAIN_SETTINGS = {"max_steps": 6, "eval_every": 3, "log_every": 3, "checkpoint_every": 2, "batch_size": 8}
 WITH_TERMS = {**MODEL, "term_buckets": 2**14}
@@ -35,10 +44,12 @@ def term_logits(run: Run, texts: list[str]) -> np.ndarray[Any, Any]:
     return torch.cat([part.term_logits(row, as_layout(None)) for row in tokens]).detach().numpy()
 
 
+@pytest.mark.parametrize("uses_contrasts", [False, True])
 def test_the_fitted_weights_are_those_of_scikit_learn(
-    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses_contrasts: bool
 ) -> None:
-    monkeypatch.setattr(linear_part, "C_GRID", (10.0,))
+    settings = RegressionSettings(c=10.0, uses_contrasts=uses_contrasts)
+    monkeypatch.setattr(linear_part, "select_settings", lambda *_, **__: settings)
     monkeypatch.setattr(linear_part, "MAX_NGRAM_TOKENS", 0)  # words share nothing
     valid = tmp_path / "valid.tsv"
     valid.write_text("good\tword1\nbad\tword3\n", encoding="utf-8")
@@ -51,10 +62,26 @@ def test_the_fitted_weights_are_those_of_scikit_learn(
         term for term, index in counts.vocabulary_.items() if " " not in term or document_frequency[index] > 1
     ]
     vectorizer = TfidfVectorizer(**options, sublinear_tf=True, vocabulary=frequent)
-    classifier = LogisticRegression(C=10.0, tol=1e-8, max_iter=5000).fit(vectorizer.fit_transform(texts), labels)
-    expected = classifier.decision_function(vectorizer.transform(texts[:20]))
+    features = vectorizer.fit_transform(texts)
+    scale = np.ones(features.shape[1])
+    if uses_contrasts:  # the log-count ratio of Naive Bayes
+        scale = np.abs(np.diff(MultinomialNB(alpha=1.0).fit(features > 0, labels).feature_log_prob_, axis=0)[0])
+    classifier = LogisticRegression(C=10.0, tol=1e-8, max_iter=5000).fit(features @ np.diag(scale), labels)
+    expected = classifier.decision_function(vectorizer.transform(texts[:20]) @ np.diag(scale))
     logits = term_logits(load(out, device="cpu"), list(texts[:20]))
     np.testing.assert_allclose(logits[:, 1] - logits[:, 0], expected, atol=2e-3)
+
+
+def test_held_out_texts_decide_whether_words_of_one_label_count_for_more() -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(2, size=300)
+    polarity = np.repeat([-1.0, 0.0, 1.0], [100, 800, 100])  # most words say nothing about the label
+    favoured = rng.random((300, 1000)) < 0.1 * np.exp(0.5 * np.outer(2 * labels - 1, polarity))
+    chosen = select_settings(csr_matrix(favoured / 10), labels, try_contrasts=True)
+    assert chosen.uses_contrasts
+    assert not select_settings(csr_matrix(favoured / 10), labels, try_contrasts=False).uses_contrasts
+    alike = csr_matrix(rng.normal(0.1 * np.outer(2 * labels - 1, polarity)))  # every feature is in every text
+    assert not select_settings(alike, labels, try_contrasts=True).uses_contrasts
 
 
 def test_words_with_common_letters_share_a_part_of_their_weight(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ Before the first step, a logistic regression with an L2 penalty is fitted to the
 the terms of a text and, with little text, two kinds of character n-grams. Words that share letters share a part of
 their weight: beside its own weight, a word has those of its n-grams. The n-grams of all words of a text are also
 features of their own, with the weights of TF-IDF. The model gets sums of these weights for each term and token.
+With more text, terms that are much more frequent with one label than with others may count for more. Held-out texts
+decide whether they do, and how strong the penalty is.
 
 At each validation, the weights of the encoder and of the linear part are fitted to the validation texts, so that
 a part counts for as much as it knows about texts that it has not seen. With `train.refit_linear_part`, the linear
@@ -13,7 +15,7 @@ has not seen them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy, deepcopy
 from typing import Any, NamedTuple
 
@@ -87,7 +89,9 @@ def fit_linear_part(task: Task, *sets: Dataset) -> None:
     ngrams = _NgramFeatures.build(task.tokenizer, part, frequencies) if n_tokens <= MAX_NGRAM_TOKENS else None
     if ngrams is not None:
         blocks += [features @ ngrams.sharing, ngrams.of_texts]
-    weights, bias = _fit_logistic_regression(blocks, labels, n_labels=len(part.bias))
+    weights, bias = _fit_logistic_regression(
+        blocks, labels, n_labels=len(part.bias), try_contrasts=n_tokens > MAX_NGRAM_TOKENS
+    )
     if ngrams is not None:
         weights[0] += ngrams.sharing @ weights[1]
         part.ngram_logits.copy_(torch.from_numpy(ngrams.of_tokens @ weights[2]))
@@ -189,18 +193,46 @@ class _NgramFeatures(NamedTuple):
         return cls(sharing, of_tokens, of_texts, projection)
 
 
+class RegressionSettings(NamedTuple):
+    """Settings of a logistic regression."""
+
+    c: float  # the inverse regularisation strength
+    uses_contrasts: bool
+
+    def fit(self, inputs: SparseMatrix, labels: IntArray) -> Any:
+        """Return a `LogisticRegression` of scikit-learn that is fitted to texts."""
+        from sklearn.linear_model import LogisticRegression
+
+        scale = label_contrasts(inputs, labels) if self.uses_contrasts else np.ones(inputs.shape[1])
+        classifier = LogisticRegression(C=self.c, tol=TOLERANCE, max_iter=MAX_ITERATIONS)
+        classifier.fit(inputs @ _diagonal(scale), labels)
+        classifier.coef_ *= scale  # for inputs that are not multiplied
+        return classifier
+
+
+def label_contrasts(inputs: SparseMatrix, labels: IntArray) -> FloatArray:
+    """Return how much the frequency of each feature differs between the labels (Wang and Manning, 2012).
+
+    With two labels, this is the absolute value of the log-count ratio of Naive Bayes; with more, twice the standard
+    deviation of the logarithms of its frequencies.
+    """
+    counts = np.stack(
+        [np.asarray((inputs[labels == label] != 0).sum(axis=0)).ravel() for label in np.unique(labels)]
+    )
+    is_present = counts.any(axis=0)  # buckets without terms do not count
+    log_frequencies = np.log((1 + counts) / (1 + counts).sum(axis=1, keepdims=True, where=is_present))
+    contrasts: FloatArray = 2 * log_frequencies.std(axis=0)
+    return contrasts
+
+
 def _fit_logistic_regression(
-    blocks: Sequence[SparseMatrix], labels: IntArray, *, n_labels: int
+    blocks: Sequence[SparseMatrix], labels: IntArray, *, n_labels: int, try_contrasts: bool
 ) -> tuple[list[FloatArray], FloatArray]:
     """Return the weights of each block of features (features, labels), and biases (labels)."""
     from scipy.sparse import hstack
-    from sklearn.linear_model import LogisticRegression
-
-    def fit(c: float, rows: IntArray) -> LogisticRegression:
-        return LogisticRegression(C=c, tol=TOLERANCE, max_iter=MAX_ITERATIONS).fit(inputs[rows], labels[rows])
 
     inputs = hstack(blocks).tocsr()
-    classifier = fit(_select_c(fit, inputs, labels), np.arange(len(labels)))
+    classifier = select_settings(inputs, labels, try_contrasts=try_contrasts).fit(inputs, labels)
     weight, bias = np.zeros((inputs.shape[1], n_labels)), np.full(n_labels, MISSING_LABEL_LOGIT)
     coefficients, intercept = classifier.coef_, classifier.intercept_
     if len(coefficients) == 1:  # scikit-learn has one vector for two labels
@@ -210,20 +242,22 @@ def _fit_logistic_regression(
     return np.split(weight, ends[:-1]), bias
 
 
-def _select_c(fit: Callable[[float, IntArray], Any], inputs: SparseMatrix, labels: IntArray) -> float:
-    """Return the inverse regularisation strength with the lowest loss on texts that were held out."""
+def select_settings(inputs: SparseMatrix, labels: IntArray, *, try_contrasts: bool) -> RegressionSettings:
+    """Return the settings with the lowest loss on texts that were held out."""
     folds = np.random.default_rng(0).permutation(len(labels)) % N_FOLDS
     n_held_out = N_FOLDS if len(labels) <= MAX_CROSS_VALIDATION_ROWS else 1
-    losses = dict.fromkeys(C_GRID, 0.0)
+    candidates = [RegressionSettings(c, contrasts) for contrasts in sorted({False, try_contrasts}) for c in C_GRID]
+    losses = dict.fromkeys(candidates, 0.0)
     for fold in range(n_held_out):
         rows, held_out = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
         if len(set(labels[rows].tolist())) < 2:
             continue
-        for c in C_GRID:
-            classifier = fit(c, rows)
+        for candidate in candidates:
+            classifier = candidate.fit(inputs[rows], labels[rows])
             probs = np.zeros((len(held_out), labels.max() + 1))
             probs[:, classifier.classes_] = classifier.predict_proba(inputs[held_out])  # rare labels may be missing
-            losses[c] -= float(np.log(probs[np.arange(len(held_out)), labels[held_out]] + MIN_PROBABILITY).sum())
+            true_probs = probs[np.arange(len(held_out)), labels[held_out]]
+            losses[candidate] -= float(np.log(true_probs + MIN_PROBABILITY).sum())
     return min(losses, key=losses.__getitem__)
 
 
