@@ -44,11 +44,11 @@ def term_logits(run: Run, texts: list[str]) -> np.ndarray[Any, Any]:
     return torch.cat([part.term_logits(row, as_layout(None)) for row in tokens]).detach().numpy()
 
 
-@pytest.mark.parametrize("uses_contrasts", [False, True])
+@pytest.mark.parametrize("uses_ratios", [False, True])
 def test_the_fitted_weights_are_those_of_scikit_learn(
-    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses_contrasts: bool
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses_ratios: bool
 ) -> None:
-    settings = RegressionSettings(c=10.0, uses_contrasts=uses_contrasts)
+    settings = RegressionSettings(c=10.0, uses_ratios=uses_ratios)
     monkeypatch.setattr(linear_part, "select_settings", lambda *_, **__: settings)
     monkeypatch.setattr(linear_part, "MAX_NGRAM_TOKENS", 0)  # words share nothing
     valid = tmp_path / "valid.tsv"
@@ -64,7 +64,7 @@ def test_the_fitted_weights_are_those_of_scikit_learn(
     vectorizer = TfidfVectorizer(**options, sublinear_tf=True, vocabulary=frequent)
     features = vectorizer.fit_transform(texts)
     scale = np.ones(features.shape[1])
-    if uses_contrasts:  # the log-count ratio of Naive Bayes
+    if uses_ratios:  # the log-count ratio of Naive Bayes
         scale = np.abs(np.diff(MultinomialNB(alpha=1.0).fit(features > 0, labels).feature_log_prob_, axis=0)[0])
     classifier = LogisticRegression(C=10.0, tol=1e-8, max_iter=5000).fit(features @ np.diag(scale), labels)
     expected = classifier.decision_function(vectorizer.transform(texts[:20]) @ np.diag(scale))
@@ -77,11 +77,11 @@ def test_held_out_texts_decide_whether_words_of_one_label_count_for_more() -> No
     labels = rng.integers(2, size=300)
     polarity = np.repeat([-1.0, 0.0, 1.0], [100, 800, 100])  # most words say nothing about the label
     favoured = rng.random((300, 1000)) < 0.1 * np.exp(0.5 * np.outer(2 * labels - 1, polarity))
-    chosen = select_settings(csr_matrix(favoured / 10), labels, try_contrasts=True)
-    assert chosen.uses_contrasts
-    assert not select_settings(csr_matrix(favoured / 10), labels, try_contrasts=False).uses_contrasts
+    chosen = select_settings(csr_matrix(favoured / 10), labels, try_ratios=True)
+    assert chosen.uses_ratios
+    assert not select_settings(csr_matrix(favoured / 10), labels, try_ratios=False).uses_ratios
     alike = csr_matrix(rng.normal(0.1 * np.outer(2 * labels - 1, polarity)))  # every feature is in every text
-    assert not select_settings(alike, labels, try_contrasts=True).uses_contrasts
+    assert not select_settings(alike, labels, try_ratios=True).uses_ratios
 
 
 def test_words_with_common_letters_share_a_part_of_their_weight(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def evaluate(
         if loaded_run.world.is_main:
             baseline_tables = {name: loaded_run.baselines(path) for name, path in sets.items() if baselines}
             dynamic_results = {name: adaptive.evaluate(path) for name, path in sets.items()} if adaptive else {}
-            variants = Variants(mixture, alone, dynamic_results)
+            variants = ExtraMetrics(mixture, alone, dynamic_results)
             print_precision_note(loaded_run)
             _print_evaluation(loaded_run, metrics, baseline_tables, variants, stride, as_json=json_)
 
@@ -176,7 +176,7 @@ def _print_evaluation(
     run: Run,
     metrics: Mapping[str, DetailedMetrics],
     baseline_tables: Mapping[str, BaselineMetrics],
-    variants: Variants,
+    variants: ExtraMetrics,
     stride: int,
     *,
     as_json: bool,
@@ -196,7 +196,7 @@ def _print_evaluation(
 
 
 @dataclass(frozen=True)
-class Variants:
+class ExtraMetrics:
     """Other ways to evaluate a language model, whose metrics are shown below those of its settings.
 
     Attributes:

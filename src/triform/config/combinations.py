@@ -78,6 +78,10 @@ def _validate_linear_part(config: Config) -> None:
         "train.refit_linear_part needs validation texts that are held out of the training file; leave out --valid",
     )
     require(
+        not (train.refit_linear_part and train.lora_rank),
+        "train.refit_linear_part changes more than the adapters of train.lora_rank; leave one of them out",
+    )
+    require(
         not (model.term_buckets and train.parallel == "fsdp"),
         "model.term_buckets needs the whole model in each process; leave out train.parallel=fsdp",
     )

@@ -46,7 +46,8 @@ class TrainConfig:
         0.0,
         "The peak learning rate.",
         auto="2e-3 up to model.d_model=128, 1e-3 up to 256, 5e-4 above. With --from a tenth of that, unless LoRA "
-        "is used. Within the budget of a CPU (train.max_steps), five times that for `muon`. For classify, see "
+        "is used. Within the budget of a CPU (train.max_steps), "
+        "with `muon` five times that for generate and twice that for translate. For classify, see "
         "train.max_steps.",
     )
     betas: tuple[float, ...] = setting(

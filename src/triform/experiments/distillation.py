@@ -83,6 +83,8 @@ def inherit_settings(config: Config, folder: Path, requested: Settings) -> Setti
     if not config.train.init_from:  # otherwise the student starts from the same base, which has the tokenizer
         file = folder / "tokenizer.json"
         settings["tokenizer.file"] = str((folder if has_two_tokenizers(str(folder)) else file).absolute())
+    if requested.get("data.valid"):
+        settings.pop("train.refit_linear_part")  # which needs held-out texts
     if not requested.keys().isdisjoint(("train.max_steps", "train.epochs", "train.max_minutes")):
         settings = {name: value for name, value in settings.items() if name not in STEP_SETTINGS}
     return settings

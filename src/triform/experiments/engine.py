@@ -42,10 +42,8 @@ class VariantSpec:
     folder: Path
     title: str = ""  # printed when training starts
     trained: bool = True  # False: the runs have the weights of the base model, `train.init_from`
-    ensemble_of: VariantSpec | None = (
-        None  # each seed is an ensemble of the next `ensemble_size` runs of this variant
-    )
-    ensemble_size: int = 0
+    ensemble_of: VariantSpec | None = None
+    ensemble_size: int = 0  # each seed is an ensemble of so many next runs of `ensemble_of`
     teacher: VariantSpec | None = None  # trained first, because the runs are distilled from it
 
     def members(self, seed: int) -> tuple[RunFolder, ...]:
@@ -228,6 +226,8 @@ def train_variant(
     if spec.teacher:
         teacher_timer = PersistentTimer((spec.teacher.ensemble_of or spec.teacher).folder / "seconds.json")
         train_variant(spec.teacher, teacher_timer, options, ensemble=ensemble, quiet=quiet)
+        if _failure_reasons(spec.teacher, 0):
+            return
     spec = spec.ensemble_of or spec
     seeds = [seed for seed in spec.seeds if not failure_reason(_run_folder(spec, seed))]
     folders = [_run_folder(spec, seed) for seed in seeds]
@@ -276,7 +276,9 @@ def _evaluate_run(spec: VariantSpec, seed: int, evaluation: Evaluation, options:
 
 
 def _failure_reasons(spec: VariantSpec, seed: int) -> str:
-    """Return why a run or members of an ensemble diverged, or "" if none did."""
+    """Return why a run, a member of an ensemble, or the teacher of a run diverged, or "" if none did."""
+    if spec.teacher and (reason := _failure_reasons(spec.teacher, 0)):
+        return f"teacher: {reason}"
     return "; ".join(filter(None, map(failure_reason, spec.members(seed))))
 
 

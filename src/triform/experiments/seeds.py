@@ -32,10 +32,16 @@ from triform.training.aggregate_progress import AggregateProgress
 from triform.training.claim import claim_run_folder
 from triform.training.data_copies import copy_in_memory_data
 from triform.training.ensemble import Ensemble, EnsembleMember, load_if_stackable
-from triform.training.init_from import apply_base, load_initial_weights
+from triform.training.init_from import apply_base
 from triform.training.length import format_early_stopping_notice
 from triform.training.run_folder import RunFolder
-from triform.training.setup import UserSettings, build_display, initialise_trainer, prepare_data_and_model
+from triform.training.setup import (
+    UserSettings,
+    build_display,
+    initialise_model,
+    initialise_trainer,
+    prepare_data_and_model,
+)
 from triform.training.stopping import format_resume_command, interrupted_error, stopped_without_saving_error
 from triform.training.trainer import Trainer
 
@@ -329,10 +335,11 @@ class SeedGroup:
         torch.manual_seed(seed_run.seed)
         config = seed_run.stored_config or replace(self.config, seed=seed_run.seed)
         task = choose_task(config).load(config, self.lead_run.folder.path)
-        load_initial_weights(task, seed_run.folder, resume=bool(seed_run.stored_config))
+        prepared = replace(self.prepared, task=task)
+        initialise_model(prepared, seed_run.folder, resume=bool(seed_run.stored_config))
         task.model.to(self.prepared.task.device)
         task.teacher = self.prepared.task.teacher
-        return replace(self.prepared, task=task)
+        return prepared
 
     def _print_start(self, members: Sequence[EnsembleMember]) -> None:
         if self.options.quiet:

@@ -62,9 +62,10 @@ class ClassifierDefaults:
             config: The settings, with a kind of tokenizer.
             n_characters: The number of characters of the training texts.
         """
-        is_chosen = "tokenizer.kind" in self.user_settings or config.tokenizer.file
-        settings: Settings = {"train.refit_linear_part": not config.data.valid and config.data.valid_fraction > 0}
-        if n_characters <= MAX_WORD_CHARACTERS and not is_chosen:
+        if n_characters > MAX_WORD_CHARACTERS:
+            return config
+        settings: Settings = {"train.refit_linear_part": self._can_refit(config)}
+        if not (self._gives_one_of(("tokenizer.kind", "tokenizer.bpe_dropout")) or config.tokenizer.file):
             settings |= {"tokenizer.kind": "word", "tokenizer.lowercase": True}
             if n_characters > MAX_RARE_WORD_CHARACTERS:
                 settings["tokenizer.min_count"] = 2
@@ -109,13 +110,20 @@ class ClassifierDefaults:
         if "train.batch_tokens" not in self.user_settings:
             settings["train.batch_size"] = batch_size
         config = with_unset(config, settings, self.user_settings)
+        is_refitted = config.model.term_buckets and config.train.refit_linear_part
         length = f"{n_steps} steps ({n_steps / steps_per_epoch:.2g} epochs)"
         return (
             config,
             f"chosen for {n_rows:,} texts: 1 layer of width 64, dropout {config.model.dropout:g}, {length}"
             + (", and a linear part (model.term_buckets)" if config.model.term_buckets else "")
-            + (", which learns the held-out texts too at the end" if config.train.refit_linear_part else ""),
+            + (", which learns the held-out texts too at the end" if is_refitted else ""),
         )
+
+    def _can_refit(self, config: Config) -> bool:
+        """Return whether texts are held out of the training file, and the model can have a linear part."""
+        is_without = "model.term_buckets" in self.user_settings and not config.model.term_buckets
+        holds_out = not config.data.valid and config.data.valid_fraction > 0
+        return holds_out and not is_without and config.train.parallel != "fsdp"
 
     def _gives_one_of(self, names: Collection[str]) -> bool:
         return any(name in self.user_settings for name in names)

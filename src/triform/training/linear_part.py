@@ -61,12 +61,13 @@ def find_linear_part(model: nn.Module) -> TermClassifier | None:
 
 
 @torch.inference_mode()
-def fit_linear_part(task: Task, *sets: Dataset) -> None:
+def fit_linear_part(task: Task, train: Dataset, *others: Dataset) -> None:
     """Fit the linear part of a model to labelled texts.
 
     Args:
         task: The task with the model.
-        *sets: The texts.
+        train: The training texts. Their number of tokens decides which features are used.
+        *others: Further texts.
     """
     part = find_linear_part(task.model)
     if part is None:
@@ -74,7 +75,7 @@ def fit_linear_part(task: Task, *sets: Dataset) -> None:
     from scipy.sparse import vstack
 
     assert isinstance(task, Classify)
-    texts = [data for data in sets if isinstance(data, ClassificationDataset)]
+    texts = [data for data in (train, *others) if isinstance(data, ClassificationDataset)]
     labels = np.concatenate([data.labels for data in texts])
     frequencies = vstack([_term_frequencies(task, data, part) for data in texts]).tocsr()
     document_frequency = frequencies.getnnz(axis=0)
@@ -84,14 +85,12 @@ def fit_linear_part(task: Task, *sets: Dataset) -> None:
     if len(set(labels.tolist())) < 2:
         return
     features = _normalise_rows(frequencies @ _diagonal(idf))
-    n_tokens = sum(int(data.lengths.sum()) for data in texts)
+    has_ngrams = int(texts[0].lengths.sum()) <= MAX_NGRAM_TOKENS
     blocks = [features]
-    ngrams = _NgramFeatures.build(task.tokenizer, part, frequencies) if n_tokens <= MAX_NGRAM_TOKENS else None
+    ngrams = _NgramFeatures.build(task.tokenizer, part, frequencies) if has_ngrams else None
     if ngrams is not None:
         blocks += [features @ ngrams.sharing, ngrams.of_texts]
-    weights, bias = _fit_logistic_regression(
-        blocks, labels, n_labels=len(part.bias), try_contrasts=n_tokens > MAX_NGRAM_TOKENS
-    )
+    weights, bias = _fit_logistic_regression(blocks, labels, n_labels=len(part.bias), try_ratios=not has_ngrams)
     if ngrams is not None:
         weights[0] += ngrams.sharing @ weights[1]
         part.ngram_logits.copy_(torch.from_numpy(ngrams.of_tokens @ weights[2]))
@@ -125,11 +124,13 @@ def forget_validation_texts(task: Task, folders: Sequence[RunFolder]) -> Task:
     Raises:
         CheckpointError: A run has no checkpoint.
     """
-    if not (task.config.train.refit_linear_part and task.config.model.term_buckets):
+    if not any(folder.read_config().train.refit_linear_part for folder in folders):
         return task
     task = copy(task)
     task.model = deepcopy(task.model)
     for model, folder in zip(getattr(task.model, "members", [task.model]), folders, strict=True):
+        if not folder.read_config().train.refit_linear_part:
+            continue
         latest = folder.read_latest_checkpoint()
         if latest is None:
             raise CheckpointError(
@@ -197,20 +198,20 @@ class RegressionSettings(NamedTuple):
     """Settings of a logistic regression."""
 
     c: float  # the inverse regularisation strength
-    uses_contrasts: bool
+    uses_ratios: bool
 
     def fit(self, inputs: SparseMatrix, labels: IntArray) -> Any:
         """Return a `LogisticRegression` of scikit-learn that is fitted to texts."""
         from sklearn.linear_model import LogisticRegression
 
-        scale = label_contrasts(inputs, labels) if self.uses_contrasts else np.ones(inputs.shape[1])
+        scale = log_count_ratios(inputs, labels) if self.uses_ratios else np.ones(inputs.shape[1])
         classifier = LogisticRegression(C=self.c, tol=TOLERANCE, max_iter=MAX_ITERATIONS)
         classifier.fit(inputs @ _diagonal(scale), labels)
         classifier.coef_ *= scale  # for inputs that are not multiplied
         return classifier
 
 
-def label_contrasts(inputs: SparseMatrix, labels: IntArray) -> FloatArray:
+def log_count_ratios(inputs: SparseMatrix, labels: IntArray) -> FloatArray:
     """Return how much the frequency of each feature differs between the labels (Wang and Manning, 2012).
 
     With two labels, this is the absolute value of the log-count ratio of Naive Bayes; with more, twice the standard
@@ -221,18 +222,18 @@ def label_contrasts(inputs: SparseMatrix, labels: IntArray) -> FloatArray:
     )
     is_present = counts.any(axis=0)  # buckets without terms do not count
     log_frequencies = np.log((1 + counts) / (1 + counts).sum(axis=1, keepdims=True, where=is_present))
-    contrasts: FloatArray = 2 * log_frequencies.std(axis=0)
-    return contrasts
+    ratios: FloatArray = 2 * log_frequencies.std(axis=0)
+    return ratios
 
 
 def _fit_logistic_regression(
-    blocks: Sequence[SparseMatrix], labels: IntArray, *, n_labels: int, try_contrasts: bool
+    blocks: Sequence[SparseMatrix], labels: IntArray, *, n_labels: int, try_ratios: bool
 ) -> tuple[list[FloatArray], FloatArray]:
     """Return the weights of each block of features (features, labels), and biases (labels)."""
     from scipy.sparse import hstack
 
     inputs = hstack(blocks).tocsr()
-    classifier = select_settings(inputs, labels, try_contrasts=try_contrasts).fit(inputs, labels)
+    classifier = select_settings(inputs, labels, try_ratios=try_ratios).fit(inputs, labels)
     weight, bias = np.zeros((inputs.shape[1], n_labels)), np.full(n_labels, MISSING_LABEL_LOGIT)
     coefficients, intercept = classifier.coef_, classifier.intercept_
     if len(coefficients) == 1:  # scikit-learn has one vector for two labels
@@ -242,11 +243,11 @@ def _fit_logistic_regression(
     return np.split(weight, ends[:-1]), bias
 
 
-def select_settings(inputs: SparseMatrix, labels: IntArray, *, try_contrasts: bool) -> RegressionSettings:
+def select_settings(inputs: SparseMatrix, labels: IntArray, *, try_ratios: bool) -> RegressionSettings:
     """Return the settings with the lowest loss on texts that were held out."""
     folds = np.random.default_rng(0).permutation(len(labels)) % N_FOLDS
     n_held_out = N_FOLDS if len(labels) <= MAX_CROSS_VALIDATION_ROWS else 1
-    candidates = [RegressionSettings(c, contrasts) for contrasts in sorted({False, try_contrasts}) for c in C_GRID]
+    candidates = [RegressionSettings(c, uses_ratios) for uses_ratios in sorted({False, try_ratios}) for c in C_GRID]
     losses = dict.fromkeys(candidates, 0.0)
     for fold in range(n_held_out):
         rows, held_out = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from triform.nn.kernels.precision import has_bf16
-
 MOMENTUM = 0.95  # of Nesterov's kind
 N_ITERATIONS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the polynomial that brings singular values close to 1
@@ -24,8 +22,8 @@ RMS_OF_ADAMW = 0.2  # the usual root mean square of an update of AdamW at a lear
 class Muon(torch.optim.AdamW):
     """AdamW whose parameter groups with `orthogonal=True` are updated by Muon.
 
-    Unlike `torch.optim.Muon`, matrices of one shape are orthogonalised together, in bf16 on a GPU or on a CPU
-    that multiplies bf16, else in fp32, and the step can be captured as a CUDA graph.
+    Unlike `torch.optim.Muon`, matrices of one shape are orthogonalised together, in fp32 on a CPU and in bf16 on a
+    GPU, and the step can be captured as a CUDA graph.
     """
 
     @torch.no_grad()
@@ -79,8 +77,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     Args:
         matrices: (..., rows, columns).
     """
-    is_bf16 = matrices.is_cuda or (matrices.dtype == torch.float32 and has_bf16(matrices.device))
-    x = matrices.bfloat16() if is_bf16 else matrices
+    x = matrices.bfloat16() if matrices.is_cuda else matrices
     has_more_rows = x.shape[-2] > x.shape[-1]
     x = x.mT if has_more_rows else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=EPS)

@@ -56,9 +56,7 @@ def prepare_data_and_model(
     def prepare() -> PreparedTask:
         defaults = None if resume or user_settings is None else choose_defaults(config, user_settings, device)
         prepared = choose_task(config).prepare(config, folder.path, resume=resume, defaults=defaults)
-        notices = load_initial_weights(prepared.task, folder, resume=resume)
-        if not (resume and folder.latest_checkpoint()):
-            fit_linear_part(prepared.task, prepared.train)
+        notices = initialise_model(prepared, folder, resume=resume)
         load_teacher(prepared.task, device, verify=folder.verify)
         require_training_memory(prepared.task, device)
         return replace(prepared, notices=(*prepared.notices, *notices))
@@ -70,6 +68,18 @@ def prepare_data_and_model(
     prepared = use_config_of_main(prepared.with_config(*fit_batch_to_memory(prepared.task, device)))
     prepared.task.model.to(device)
     return use_config_of_main(prepared.with_config(*fit_steps_to_budget(prepared, folder)))
+
+
+def initialise_model(prepared: PreparedTask, folder: RunFolder, *, resume: bool) -> tuple[str, ...]:
+    """Load the weights that a run starts from, if there are any, and fit the linear part of a new run.
+
+    Returns:
+        Notices about the weights.
+    """
+    notices = load_initial_weights(prepared.task, folder, resume=resume)
+    if not (resume and folder.latest_checkpoint()):
+        fit_linear_part(prepared.task, prepared.train)
+    return notices
 
 
 def choose_defaults(

@@ -203,11 +203,8 @@ def _describe_variant(
     prepared: PreparedVariant, variant_result: VariantResult, system: ReferenceSystem, options: ReproduceOptions
 ) -> dict[str, Any]:
     """Return the entry of a variant in the result file. Samples, map and curves are from the first seed."""
-    runs, first_folder, is_ensemble = (
-        variant_result.runs,
-        variant_result.runs[0].folder,
-        bool(prepared.spec.ensemble_of),
-    )
+    runs, first_folder = variant_result.runs, variant_result.runs[0].folder
+    is_ensemble = bool(prepared.spec.ensemble_of)
     run = runs[0].load(options.device)
     events = read_events(first_folder.metrics_file)
     validation = collect_results(first_folder.path.parent, [seed_run.folder for seed_run in runs])

@@ -12,7 +12,7 @@ from triform.config.settings import Settings
 from triform.errors import ConfigError
 from triform.experiments.reproduce.length_bins import LengthBins
 
-VariantGroup = Literal["as-reported", "best"]
+VariantGroup = Literal["as-reported", "earlier", "best"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,12 +137,15 @@ class ReferenceSystem:
         return next(variant for variant in self.variants if variant.name == name)
 
     def select_variants(self, name: str) -> list[SystemVariant]:
-        """Return the variants of a group, all of them for `both`, or the variant with this name.
+        """Return the variants of a group, or the variant with this name.
+
+        `both` selects all variants except those of the group `earlier`, which better settings have replaced.
 
         Raises:
             ConfigError: There is no such group or variant.
         """
-        selected = [variant for variant in self.variants if name in ("both", variant.group)]
+        current = [variant for variant in self.variants if name == "both" and variant.group != "earlier"]
+        selected = current or [variant for variant in self.variants if variant.group == name]
         selected = selected or [variant for variant in self.variants if variant.name == name]
         if not selected:
             known = ["both", *(variant.group for variant in self.variants), *(item.name for item in self.variants)]

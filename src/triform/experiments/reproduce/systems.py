@@ -129,6 +129,9 @@ def _parse_variants(tables: object, common: object, name: str) -> tuple[SystemVa
         if base := fields.get("ensemble_of") or fields.get("distill_from"):
             if base not in variants:
                 raise ConfigError(f"{location}: {base!r} is not the name of an earlier variant")
+            is_ensemble, is_of_ensemble = bool(fields.get("ensemble_of")), bool(variants[base].ensemble_of)
+            if is_ensemble and (is_of_ensemble or fields.get("ensemble_size", 0) < 2):
+                raise ConfigError(f"{location}: an ensemble needs an ensemble_size of 2 or more, and single models")
             inherited = variants[base].settings
             for key in ("vocabulary_files", "use_word_vectors", "init_from"):
                 fields.setdefault(key, getattr(variants[base], key))
