@@ -84,8 +84,6 @@ def test_the_learning_rate_is_chosen_on_validation_data(run: triform.Run, tmp_pa
     assert dynamic.lr == min(losses, key=lambda lr: losses[lr])
     (tmp_path / "test.txt").write_text("abc abc abc abc abc abc abc", encoding="utf-8")
     assert dynamic.evaluate(str(tmp_path / "test.txt")).lr == dynamic.lr
-    with pytest.raises(ConfigError, match="cannot be combined with stride"):
-        dynamic.evaluate(stride=2)
 
 
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("int8", marks=needs_int8)])

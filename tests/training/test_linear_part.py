@@ -18,7 +18,9 @@ from sklearn.naive_bayes import MultinomialNB
 
 from triform.config.settings import build_config
 from triform.errors import CheckpointError, ConfigError
+from triform.experiments.seeds import train_seeds
 from triform.launch import train
+from triform.models.wide import TermClassifier
 from triform.nn.layouts import as_layout
 from triform.run import Run, load
 from triform.serving.run_details import predict_validation_rows
@@ -35,6 +37,15 @@ from triform.training.linear_part import (
 
 TRAIN_SETTINGS = {"max_steps": 6, "eval_every": 3, "log_every": 3, "checkpoint_every": 2, "batch_size": 8}
 WITH_TERMS = {**MODEL, "term_buckets": 2**14}
+
+
+REFITS = {"refit_linear_part": True}
+
+
+def load_part(path: Path, checkpoint: str) -> TermClassifier:
+    part = find_linear_part(load(path, device="cpu", checkpoint=checkpoint).task.model)
+    assert part is not None
+    return part
 
 
 def term_logits(run: Run, texts: list[str]) -> np.ndarray[Any, Any]:
@@ -70,6 +81,26 @@ def test_the_fitted_weights_are_those_of_scikit_learn(
     expected = classifier.decision_function(vectorizer.transform(texts[:20]) @ np.diag(scale))
     logits = term_logits(load(out, device="cpu"), list(texts[:20]))
     np.testing.assert_allclose(logits[:, 1] - logits[:, 0], expected, atol=2e-3)
+
+
+def test_the_model_computes_the_logits_of_the_character_ngrams_that_were_fitted(
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted: list[tuple[Any, Any]] = []
+
+    def record(settings: RegressionSettings, inputs: Any, labels: Any) -> Any:
+        fitted.append((inputs, fit(settings, inputs, labels)))
+        return fitted[-1][1]
+
+    fit = RegressionSettings.fit
+    monkeypatch.setattr(RegressionSettings, "fit", record)
+    settings = {"model": WITH_TERMS, "data.valid_fraction": 0.0}
+    run = load(train_run(rows, tmp_path / "run", TRAIN_SETTINGS, **settings), device="cpu")
+    inputs, classifier = fitted[-1]  # words and pairs, shared n-grams, n-grams of the texts
+    texts = [line.split("\t")[1] for line in Path(rows).read_text().splitlines()]
+    assert inputs.shape[1] > run.task.tokenizer.vocab_size + WITH_TERMS["term_buckets"]
+    logits = term_logits(run, texts)
+    np.testing.assert_allclose(logits[:, 1] - logits[:, 0], classifier.decision_function(inputs), atol=1e-3)
 
 
 def test_held_out_texts_decide_whether_words_of_one_label_count_for_more() -> None:
@@ -130,14 +161,14 @@ def test_a_resumed_run_ends_with_the_same_bits(rows: str, tmp_path: Path, stoppe
     assert_same_run(unbroken, tmp_path / "parts")
 
 
-def test_several_seeds_train_one_after_another_with_one_linear_part(rows: str, tmp_path: Path) -> None:
-    config = {"data": rows, "model": WITH_TERMS, "train": TRAIN_SETTINGS}
-    train("classify", out=tmp_path / "first", seed=1, device="cpu", quiet=True, **config)
-    train("classify", out=tmp_path / "second", seed=2, device="cpu", quiet=True, **config)
-    parts = [find_linear_part(load(tmp_path / name, device="cpu").task.model) for name in ("first", "second")]
-    assert parts[0] is not None
-    assert parts[1] is not None
-    assert torch.equal(parts[0].weight, parts[1].weight)  # it has no random numbers
+def test_each_of_several_seeds_has_the_linear_part_that_it_has_alone(rows: str, tmp_path: Path) -> None:
+    config: dict[str, Any] = {"data": rows, "model": WITH_TERMS, "train": TRAIN_SETTINGS | REFITS}
+    train_seeds("classify", 2, out=tmp_path / "both", seed=1, device="cpu", quiet=True, **config)
+    train("classify", out=tmp_path / "alone", seed=2, device="cpu", quiet=True, **config)
+    for checkpoint in ("latest", "best"):  # before and after the held-out texts were learned
+        for name, expected in load_part(tmp_path / "alone", checkpoint).named_parameters():
+            assert torch.equal(load_part(tmp_path / "both" / "seed-2", checkpoint).get_parameter(name), expected)
+            assert expected.any(), name
 
 
 def test_a_run_that_starts_from_another_fits_its_own_linear_part(rows: str, tmp_path: Path) -> None:
@@ -168,8 +199,7 @@ def test_a_linear_part_is_refused_where_it_has_no_place(settings: dict[str, Any]
 
 
 def refit_run(rows: str, out: Path, **settings: Any) -> Run:
-    train_settings = {**TRAIN_SETTINGS, "refit_linear_part": True}
-    return load(train_run(rows, out, train_settings, model=WITH_TERMS, **settings), device="cpu")
+    return load(train_run(rows, out, TRAIN_SETTINGS | REFITS, model=WITH_TERMS, **settings), device="cpu")
 
 
 def test_the_linear_part_learns_the_held_out_texts_only_after_training(rows: str, tmp_path: Path) -> None:
@@ -192,6 +222,16 @@ def test_the_linear_part_learns_the_held_out_texts_only_after_training(rows: str
         torch.testing.assert_close(parameter, expected[name], atol=1e-3, rtol=1e-3)
 
 
+def test_the_training_texts_alone_decide_whether_character_ngrams_count(
+    rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = refit_run(rows, tmp_path / "first").task.data
+    n_tokens = int(data.load_dataset(data.training_name, []).lengths.sum())
+    monkeypatch.setattr(linear_part, "MAX_NGRAM_TOKENS", n_tokens - 1)  # of all rows; a tenth is held out
+    refit_run(rows, tmp_path / "run")
+    assert all(load_part(tmp_path / "run", name).ngram_logits.any() for name in ("latest", "best"))
+
+
 def test_metrics_of_the_held_out_texts_are_those_of_training(rows: str, tmp_path: Path) -> None:
     run = refit_run(rows, tmp_path / "run")
     best = run.progress()["best"]
@@ -206,13 +246,14 @@ def test_metrics_of_the_held_out_texts_are_those_of_training(rows: str, tmp_path
 
 
 def test_an_ensemble_of_refitted_runs_is_evaluated_with_the_parts_of_training(rows: str, tmp_path: Path) -> None:
-    paths = [refit_run(rows, tmp_path / str(seed), seed=seed).path for seed in (1, 2)]
+    once = {"train": TRAIN_SETTINGS | REFITS | {"eval_every": TRAIN_SETTINGS["max_steps"]}, "model": WITH_TERMS}
+    paths = [tmp_path / str(seed) for seed in (1, 2)]
+    for seed, path in enumerate(paths):
+        train("classify", data=rows, out=path, seed=seed, device="cpu", quiet=True, **once)
     both = load(list(map(str, paths)), device="cpu")
     latest = load(list(map(str, paths)), device="cpu", checkpoint="latest")
     assert both.validated_task.model is not both.task.model
-    best_steps = [load(path, device="cpu").progress()["best_step"] for path in paths]
-    if best_steps == [TRAIN_SETTINGS["max_steps"]] * 2:
-        assert both.evaluate()["loss"] == pytest.approx(latest.evaluate()["loss"], rel=1e-5)
+    assert both.evaluate()["loss"] == pytest.approx(latest.evaluate()["loss"], rel=1e-5)
     assert both.evaluate()["loss"] != pytest.approx(
         both.task.evaluator.evaluate(both.task.data.load_validation_dataset([]))["loss"], rel=1e-3
     )
@@ -243,6 +284,7 @@ def test_a_refitted_run_without_a_checkpoint_asks_for_another_file(rows: str, tm
     [
         ({"task": "generate"}, "train.refit_linear_part applies to classify only"),
         ({"task": "classify", "data.valid": "valid.csv"}, "leave out --valid"),
+        ({"task": "classify", "train.init_from": "runs/base", "train.lora_rank": 2}, "more than the adapters"),
     ],
     ids=str,
 )

@@ -108,6 +108,21 @@ def test_cut_tokens_are_tokens_whose_vectors_are_zero(task_name: TaskName, rows:
     assert not any(embedding._forward_hooks for embedding in embeddings)
 
 
+@pytest.mark.parametrize("task_name", ["classify", "generate", "translate"])
+def test_without_dropout_r_drop_is_the_loss_of_one_pass(task_name: TaskName, rows: str, tmp_path: Path) -> None:
+    """Both passes are one pass of the batch with all rows twice, padding included."""
+    prepared = prepare_with_cut_tokens(task_name, rows, tmp_path / "run")
+    plain, batch = prepared.task, prepared.train.batch(np.arange(8))
+    task = plain.with_config(build_config({"train.r_drop": 5.0, "model.dropout": 0.1}, plain.config))
+    for actual, expected in zip(
+        torch.autograd.grad(task.loss(batch), list(task.model.parameters()), allow_unused=True),
+        torch.autograd.grad(plain.loss(batch), list(task.model.parameters()), allow_unused=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(task.loss(batch), plain.loss(batch))
+
+
 def test_the_share_of_cut_tokens_is_what_was_asked() -> None:
     torch.manual_seed(0)
     embedding = InputEmbedding(ModelConfig(d_model=4, n_heads=1, dropout=0.0), vocab_size=9, max_len=400)

@@ -103,15 +103,12 @@ class DynamicEvaluation:
                         parameter -= lr * gradient
         return np.concatenate(losses), n_correct
 
-    def evaluate(self, name: str = "", stride: int = 0) -> DynamicEvaluationResult:
+    def evaluate(self, name: str = "") -> DynamicEvaluationResult:
         """Return the metrics on a file, or on the validation data of the run.
 
         Args:
             name: The file. Empty: the validation data.
-            stride: Must be 0, because the model learns from adjacent windows.
         """
-        if stride:
-            raise ConfigError("dynamic cannot be combined with stride")
         text_data = self.task.text_data
         data: LanguageModelDataset | None
         data = text_data.load_dataset(name, []) if name else text_data.load_validation_dataset([])

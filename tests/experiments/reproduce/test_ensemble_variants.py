@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from triform.config.settings import Settings
 from triform.errors import ConfigError
 from triform.experiments.engine import Evaluation, VariantSpec, run_variants
 from triform.experiments.reproduce.options import ReproduceOptions
@@ -44,6 +45,13 @@ def test_an_ensemble_and_a_student_have_the_settings_of_the_variant_that_they_na
     unknown = {**DECLARATION["variants"], "other": {"group": "best", "seeds": 1, "ensemble_of": "singel"}}
     with pytest.raises(ConfigError, match="'singel' is not the name of an earlier variant"):
         parse_system({**DECLARATION, "variants": unknown}, "reviews")
+
+
+@pytest.mark.parametrize("fields", [{"ensemble_of": "single"}, {"ensemble_of": "together", "ensemble_size": 2}])
+def test_an_ensemble_of_less_than_two_models_is_refused(fields: dict[str, Any]) -> None:
+    variants = {**DECLARATION["variants"], "other": {"group": "best", "seeds": 1, **fields}}
+    with pytest.raises(ConfigError, match=r"variants\.other: an ensemble needs an ensemble_size of 2 or more"):
+        parse_system({**DECLARATION, "variants": variants}, "reviews")
 
 
 def test_each_ensemble_has_its_own_runs(data: Path, tmp_path: Path) -> None:
@@ -99,3 +107,19 @@ def test_ensembles_and_students_get_rows_in_the_result(data: Path, tmp_path: Pat
     teachers = [load(folder, device="cpu").config.train.distill_from for folder in folders]
     assert sorted(map(bool, teachers)) == [False, True]
     assert max(teachers).count("seed-") == 2
+
+
+def test_a_student_whose_teacher_diverged_fails_and_the_others_are_trained(data: Path, tmp_path: Path) -> None:
+    single, together, student = parse_system(DECLARATION, "imdb-encoder").variants
+    unstable: Settings = {"train.optimizer": "sgd", "train.lr": 1e30, "train.clip_norm": 0.0}
+    settings = single.settings | unstable
+    other = replace(single, name="other")
+    variants = tuple(replace(variant, settings=settings) for variant in (single, together, student))
+    system = replace(parse_system(DECLARATION, "imdb-encoder"), variants=(*variants, other))
+    options = ReproduceOptions(
+        data=str(data), out=tmp_path / "runs", results=tmp_path / "results", device="cpu", smoke=True
+    )
+    for _ in range(2):  # the second call trains nothing again
+        result = reproduce(system, options)
+        assert [entry["name"] for entry in result["variants"]] == ["other"]
+        assert "teacher: the loss is not finite" in result["failures"]["student"]
