@@ -98,7 +98,7 @@ def test_the_model_computes_the_logits_of_the_character_ngrams_that_were_fitted(
     run = load(train_run(rows, tmp_path / "run", TRAIN_SETTINGS, **settings), device="cpu")
     inputs, classifier = fitted[-1]  # words and pairs, shared n-grams, n-grams of the texts
     texts = [line.split("\t")[1] for line in Path(rows).read_text().splitlines()]
-    assert inputs.shape[1] > run.task.tokenizer.vocab_size + WITH_TERMS["term_buckets"]
+    assert load_part(tmp_path / "run", "best").ngram_logits.any()
     logits = term_logits(run, texts)
     np.testing.assert_allclose(logits[:, 1] - logits[:, 0], classifier.decision_function(inputs), atol=1e-3)
 

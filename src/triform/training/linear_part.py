@@ -217,11 +217,8 @@ def log_count_ratios(inputs: SparseMatrix, labels: IntArray) -> FloatArray:
     With two labels, this is the absolute value of the log-count ratio of Naive Bayes; with more, twice the standard
     deviation of the logarithms of its frequencies.
     """
-    counts = np.stack(
-        [np.asarray((inputs[labels == label] != 0).sum(axis=0)).ravel() for label in np.unique(labels)]
-    )
-    is_present = counts.any(axis=0)  # buckets without terms do not count
-    log_frequencies = np.log((1 + counts) / (1 + counts).sum(axis=1, keepdims=True, where=is_present))
+    counts = np.stack([inputs[labels == label].getnnz(axis=0) for label in np.unique(labels)])
+    log_frequencies = np.log((1 + counts) / (1 + counts).sum(axis=1, keepdims=True))
     ratios: FloatArray = 2 * log_frequencies.std(axis=0)
     return ratios
 
@@ -233,12 +230,15 @@ def _fit_logistic_regression(
     from scipy.sparse import hstack
 
     inputs = hstack(blocks).tocsr()
-    classifier = select_settings(inputs, labels, try_ratios=try_ratios).fit(inputs, labels)
+    inputs.eliminate_zeros()  # of rare pairs, which have an idf of 0
     weight, bias = np.zeros((inputs.shape[1], n_labels)), np.full(n_labels, MISSING_LABEL_LOGIT)
+    is_present = inputs.getnnz(axis=0) > 0  # most buckets are empty
+    inputs = inputs[:, is_present]
+    classifier = select_settings(inputs, labels, try_ratios=try_ratios).fit(inputs, labels)
     coefficients, intercept = classifier.coef_, classifier.intercept_
     if len(coefficients) == 1:  # scikit-learn has one vector for two labels
         coefficients, intercept = np.vstack([-coefficients, coefficients]) / 2, np.tile(intercept, 2) * [-0.5, 0.5]
-    weight[:, classifier.classes_], bias[classifier.classes_] = coefficients.T, intercept
+    weight[np.ix_(is_present, classifier.classes_)], bias[classifier.classes_] = coefficients.T, intercept
     ends = np.cumsum([block.shape[1] for block in blocks])
     return np.split(weight, ends[:-1]), bias
 
