@@ -30,7 +30,7 @@ from triform.tasks.leaks import training_file_warnings
 from triform.tasks.mixture_decoding import Mixtures
 from triform.tasks.prediction import Keep, PredictionList, validate_keep, validate_request
 from triform.training.data_copies import resolve_in_memory, temporary_copy
-from triform.training.linear_part import forget_validation_texts
+from triform.training.linear_part import with_linear_part_of_training
 from triform.training.loading import Checkpoint
 from triform.training.run_folder import RunFolder
 from triform.world import SINGLE_PROCESS, World
@@ -235,7 +235,7 @@ class Run:
     ) -> DetailedMetrics:
         options: dict[str, Any] = {"decode": override_decode(self.config.decode, **decode), "world": self.world}
         read_examples = partial(self.task.data.iter_examples, data or self.test_set(), lines)
-        task = self.task if data or self.test_set() else self.validated_task
+        task = self.task if data or self.test_set() else self.validation_task
         with self.inference_context():
             mix = options["decode"].mix
             evaluator = (self.mixtures.find_task(mix) if mix else task).evaluator
@@ -245,9 +245,9 @@ class Run:
         return metrics
 
     @cached_property
-    def validated_task(self) -> Task:
+    def validation_task(self) -> Task:
         """The task to evaluate on the validation data, which a refitted linear part has learned."""
-        return forget_validation_texts(self.task, self._folders)
+        return with_linear_part_of_training(self.task, self._folders)
 
     @property
     def _folders(self) -> list[RunFolder]:

@@ -241,7 +241,7 @@ def test_metrics_of_the_held_out_texts_are_those_of_training(rows: str, tmp_path
     assert learned["loss"] != pytest.approx(best["loss"], rel=1e-3)  # the model that predicts has learned them
     assert (
         predict_validation_rows(run).details
-        == predict_validation_rows(replace(run, task=run.validated_task)).details
+        == predict_validation_rows(replace(run, task=run.validation_task)).details
     )
 
 
@@ -252,7 +252,7 @@ def test_an_ensemble_of_refitted_runs_is_evaluated_with_the_parts_of_training(ro
         train("classify", data=rows, out=path, seed=seed, device="cpu", quiet=True, **once)
     both = load(list(map(str, paths)), device="cpu")
     latest = load(list(map(str, paths)), device="cpu", checkpoint="latest")
-    assert both.validated_task.model is not both.task.model
+    assert both.validation_task.model is not both.task.model
     assert both.evaluate()["loss"] == pytest.approx(latest.evaluate()["loss"], rel=1e-5)
     assert both.evaluate()["loss"] != pytest.approx(
         both.task.evaluator.evaluate(both.task.data.load_validation_dataset([]))["loss"], rel=1e-3

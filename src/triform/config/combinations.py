@@ -90,11 +90,9 @@ def _validate_linear_part(config: Config) -> None:
 def _validate_mix(config: Config) -> None:
     data = config.data
     require(config.task == "generate", f"decode.mix applies to generate only, not to {config.task}; leave it out")
-    is_own_file = bool(data.train) and not data.train.startswith(
-        "builtin:"
-    )  # built-in sets have a validation split
+    has_split = data.train.startswith("builtin:") or not data.train  # built-in sets have a validation split
     require(
-        bool(data.valid) or data.valid_fraction > 0 or not is_own_file,
+        bool(data.valid) or data.valid_fraction > 0 or has_split,
         "decode.mix learns its weights on validation data; set data.valid, or data.valid_fraction above 0",
     )
 

@@ -182,7 +182,7 @@ def predict_validation_rows(run: Run) -> Predictions:
     Raises:
         DataError: The run has no validation data, or its files are gone.
     """
-    run = replace(run, task=run.validated_task)
+    run = replace(run, task=run.validation_task)
     data = run.task.data.load_validation_dataset([])
     if data is None:
         raise DataError("the run has no validation data")

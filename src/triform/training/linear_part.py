@@ -114,7 +114,7 @@ def select_fitted(tensors: Mapping[str, Tensor], prefix: str = "") -> dict[str, 
     return {name: tensors[prefix + name] for name in names if prefix + name in tensors}
 
 
-def forget_validation_texts(task: Task, folders: Sequence[RunFolder]) -> Task:
+def with_linear_part_of_training(task: Task, folders: Sequence[RunFolder]) -> Task:
     """Return a task that can be evaluated on the validation texts of its runs.
 
     Args:
