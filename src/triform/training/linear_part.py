@@ -4,7 +4,7 @@ Before the first step, a logistic regression with an L2 penalty is fitted to the
 the terms of a text and, with little text, two kinds of character n-grams. Words that share letters share a part of
 their weight: beside its own weight, a word has those of its n-grams. The n-grams of all words of a text are also
 features of their own, with the weights of TF-IDF. The model gets sums of these weights for each term and token.
-With more text, terms that are much more frequent with one label than with others may count for more. Held-out texts
+In long texts, terms that are much more frequent with one label than with others may count for more. Held-out texts
 decide whether they do, and how strong the penalty is.
 
 At each validation, the weights of the encoder and of the linear part are fitted to the validation texts, so that
@@ -48,6 +48,7 @@ MIN_PAIR_DF = 2  # a pair must occur in this number of texts; most occur in one 
 NGRAM_LENGTHS = (2, 5)  # of the characters of a word
 NGRAM_SCALE = 0.5  # how much the weights of its character n-grams count in the weight of a word
 MAX_NGRAM_TOKENS = 500_000  # tokens of training text; with more, words are seen often enough
+MIN_RATIO_TOKENS = 50  # mean length of texts; in shorter ones, log-count ratios gave worse results
 MISSING_LABEL_LOGIT = -10.0  # of a label without training texts
 MIN_PROBABILITY = 1e-9  # of a label that a fold does not know
 MIXTURE_PENALTY = 10.0  # of the squared distance from the linear part alone; about as strong as ten texts
@@ -66,7 +67,7 @@ def fit_linear_part(task: Task, train: Dataset, *others: Dataset) -> None:
 
     Args:
         task: The task with the model.
-        train: The training texts. Their number of tokens decides which features are used.
+        train: The training texts. Their number and length decide which features are used.
         *others: Further texts.
     """
     part = find_linear_part(task.model)
@@ -85,12 +86,13 @@ def fit_linear_part(task: Task, train: Dataset, *others: Dataset) -> None:
     if len(set(labels.tolist())) < 2:
         return
     features = _normalise_rows(frequencies @ _diagonal(idf))
-    has_ngrams = int(texts[0].lengths.sum()) <= MAX_NGRAM_TOKENS
+    lengths = texts[0].lengths  # of the training texts, so that a second fit has the same features
+    has_ngrams, has_long_texts = lengths.sum() <= MAX_NGRAM_TOKENS, bool(lengths.mean() >= MIN_RATIO_TOKENS)
     blocks = [features]
     ngrams = _NgramFeatures.build(task.tokenizer, part, frequencies) if has_ngrams else None
     if ngrams is not None:
         blocks += [features @ ngrams.sharing, ngrams.of_texts]
-    weights, bias = _fit_logistic_regression(blocks, labels, n_labels=len(part.bias), try_ratios=not has_ngrams)
+    weights, bias = _fit_logistic_regression(blocks, labels, n_labels=len(part.bias), try_ratios=has_long_texts)
     if ngrams is not None:
         weights[0] += ngrams.sharing @ weights[1]
         part.ngram_logits.copy_(torch.from_numpy(ngrams.of_tokens @ weights[2]))
