@@ -40,6 +40,20 @@ def test_values_equal_those_of_scikit_learn(part: TermClassifier) -> None:
     np.testing.assert_allclose(dense[:, columns].numpy(), expected, rtol=1e-12)
 
 
+def test_terms_are_counted_among_the_tokens_of_their_text(part: TermClassifier) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(VOCAB_SIZE, (20, 13), generator=generator)
+    lengths = torch.randint(14, (20,), generator=generator)
+    keep = torch.arange(13) < lengths[:, None]
+    ids, counts, frequencies = part.count_terms(tokens, as_layout(keep))
+    for row, length in enumerate(lengths.tolist()):
+        is_real = torch.cat([keep[row], keep[row] & (torch.arange(13) > 0)])
+        terms = ids[row][is_real].tolist()
+        assert len(terms) == max(0, 2 * length - 1)
+        assert counts[row][is_real].tolist() == [terms.count(term) for term in terms]
+        assert not frequencies[row][~is_real].any()
+
+
 def test_packed_and_padded_texts_have_the_same_logits(part: TermClassifier) -> None:
     tokens, keep = pad(TEXTS, fill=9)
     packed, layout = pack(TEXTS)

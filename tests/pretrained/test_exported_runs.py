@@ -188,7 +188,12 @@ def test_a_classifier_is_a_bert_for_transformers(classifier_run: Run, tmp_path: 
     assert run_readme(folder) == classifier_run.predict(["A wonderful film."])[0].output
 
 
-def test_a_classifier_says_the_same_in_onnxruntime(classifier_run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_linear_part", [False, True])
+def test_a_classifier_says_the_same_in_onnxruntime(
+    classifier_run: Run, tmp_path: Path, has_linear_part: bool
+) -> None:
+    if has_linear_part:
+        classifier_run = train_run("classify", tmp_path / "run", {"term_buckets": 2**12})
     folder = export_with_cli(classifier_run, "onnx", tmp_path / "out")
     session = onnxruntime.InferenceSession(folder / "model.onnx")
     rows = classifier_run.task.tokenizer.encode_batch([*REVIEWS, "the " * 40])
