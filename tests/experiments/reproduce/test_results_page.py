@@ -16,7 +16,7 @@ from triform.errors import DataError
 from triform.experiments.reproduce.page import render_pages, write_results_page
 from triform.experiments.reproduce.result_file import read_result, write_result
 from triform.experiments.reproduce.summary import compare_with_baseline, summary_table
-from triform.experiments.reproduce.system import MetricColumn
+from triform.experiments.reproduce.system import MetricColumn, Target
 from triform.experiments.reproduce.systems import WHY_TRANSFORMERS, get_system, load_systems
 from triform.experiments.reproduce.tables import (
     format_section,
@@ -94,11 +94,12 @@ def test_targets_are_judged_by_the_mean() -> None:
 def test_a_mean_of_just_the_target_reaches_it() -> None:
     """22,750 of 25,000 are 91 %, though the mean of these five numbers is a hair below it."""
     accuracies = (0.9092, 0.9102, 0.9086, 0.9118, 0.9102)
+    target = Target(variant="fine-tuned", column="test.accuracy", low=0.91)
+    system = replace(get_system("imdb-encoder"), targets=(target,))
     for offset, status in ((0.0, ": reached"), (1e-6, ": **not reached**")):
         runs = [{"test": {"accuracy": accuracy - offset}} for accuracy in accuracies]
-        verdicts = target_verdicts(
-            get_system("imdb-encoder"), make_result("imdb-encoder", make_variant_result("fine-tuned", "best", runs))
-        )
+        result = make_result("imdb-encoder", make_variant_result("fine-tuned", "best", runs))
+        verdicts = target_verdicts(system, result)
         assert verdicts[0].endswith(status)
 
 
@@ -225,6 +226,19 @@ def test_the_summary_has_a_row_for_each_figure_with_the_best_baseline_and_a_verd
         ["G.H. Bush, perplexity", "as-reported", "414.64", "", "not run", ""],
         ["", "best", "", "", "325.00 ± 63.53", "target reached"],
     ]
+
+
+def test_the_summary_counts_the_targets_of_a_figure_that_reaches_only_some() -> None:
+    figures = [(f"set-{number}", "as-reported", (20.0, 21.0)) for number in range(1, 5)]
+    result = make_result(
+        "ted-en-fr",
+        *(
+            make_variant_result(name, group, [{"test beam 5": {"bleu": value}} for value in values])
+            for name, group, values in [*figures, ("best", "best", (29.0, 30.0))]
+        ),
+    )
+    verdicts = {row[2]: row[-1] for row in summary_rows("ted-en-fr", result)}
+    assert verdicts["best"] == "**1 of 2 targets reached**"
 
 
 def test_the_summary_does_not_compare_a_dynamic_variant_with_baselines() -> None:

@@ -43,7 +43,8 @@ METHODS = """## How the results were obtained
 - Settings were chosen on validation data, and the test set was evaluated once for each seed. Each section lists
   every setting that was evaluated on the test set, as far as the results of earlier versions and our notes show.
 - Training time and cost are those of all seeds of a variant together. The cost is the time for which the device was
-  in use, in hours; it includes validations and checkpoints.
+  in use, in hours; it includes validations and checkpoints. For an ensemble, they are those of its
+  models. For a distilled model, they leave out the teacher.
 - Means with ± are over several seeds. The interval is that of Student's t distribution. It describes other seeds,
   not other test data. Baselines have no seeds, so each of them is one number. Comparisons are sign-flip tests over
   paired seeds; p-values are corrected for the number of comparisons of a system by Holm's method.

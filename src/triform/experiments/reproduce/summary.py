@@ -19,6 +19,7 @@ from triform.reporting.markdown import github_anchor, render_markdown_table
 
 HEADER = ("system", "metric", "variant", "reported", "baseline", "ours", "verdict")
 N_TEXT_COLUMNS = 3
+TARGET_TEXTS = {"reached": "target reached", "**not reached**": "**target missed**"}
 
 
 def summary_table(systems: Mapping[str, ReferenceSystem], results: Mapping[str, ExperimentResult | None]) -> str:
@@ -109,8 +110,10 @@ def _verdict(
     if variant.dynamic:
         return "not comparable: dynamic evaluation"
     parts = [compare_with_baseline(column.metric, values, baseline[1])] if baseline else []
-    for target in system.targets:
-        if result and (target.variant, target.column) == (variant.name, column.key):
-            status = target_status(system, result, target).partition(",")[0]
-            parts.append({"reached": "target reached", "**not reached**": "**target missed**"}.get(status, status))
-    return "; ".join(dict.fromkeys(parts))
+    targets = [target for target in system.targets if (target.variant, target.column) == (variant.name, column.key)]
+    statuses = [target_status(system, result, target).partition(",")[0] for target in targets] if result else []
+    if len(set(statuses)) > 1:
+        parts.append(f"**{statuses.count('reached')} of {len(statuses)} targets reached**")
+    else:
+        parts += [TARGET_TEXTS.get(status, status) for status in statuses[:1]]
+    return "; ".join(parts)
