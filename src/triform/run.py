@@ -30,7 +30,7 @@ from triform.tasks.leaks import training_file_warnings
 from triform.tasks.mixture_decoding import Mixtures
 from triform.tasks.prediction import Keep, PredictionList, validate_keep, validate_request
 from triform.training.data_copies import resolve_in_memory, temporary_copy
-from triform.training.linear_part import with_linear_part_of_training
+from triform.training.linear_part import restore_linear_part
 from triform.training.loading import Checkpoint
 from triform.training.run_folder import RunFolder
 from triform.world import SINGLE_PROCESS, World
@@ -247,7 +247,7 @@ class Run:
     @cached_property
     def validation_task(self) -> Task:
         """The task to evaluate on the validation data, which a refitted linear part has learned."""
-        return with_linear_part_of_training(self.task, self._folders)
+        return restore_linear_part(self.task, self._folders)
 
     @property
     def _folders(self) -> list[RunFolder]:
@@ -320,7 +320,8 @@ class Run:
         """
         from triform.pretrained.run_export import export_with_card
 
-        return export_with_card(self._fp32_task("cpu"), to, Path(out), self.progress().get("best"), **statement)
+        metrics = None if self.members else self.progress().get("best")  # those of an ensemble differ
+        return export_with_card(self._fp32_task("cpu"), to, Path(out), metrics, **statement)
 
     def _fp32_task(self, device: str) -> Task:
         """Return the task on a device, with its weights in fp32 as they are stored."""

@@ -61,6 +61,11 @@ def failed_checks(config: Config, sizes: DataSizes = SIZES, model: nn.Module | N
     return {result.name: result.detail for result in results if result.good is False}
 
 
+def test_a_linear_part_that_gradients_do_not_reach_passes(monkeypatch: MonkeyPatch) -> None:
+    select_checks(monkeypatch)
+    assert not failed_checks(build_config("classify", term_buckets=64))
+
+
 def test_the_names_here_are_those_of_the_checks() -> None:
     assert list(CHECKS) == [
         SUMS_CHECK,

@@ -15,6 +15,7 @@ from triform.config.settings import build_config
 from triform.errors import CheckpointError, ConfigError
 from triform.experiments.distillation import distill, inherit_settings
 from triform.experiments.seeds import train_seeds
+from triform.launch import train
 from triform.nn.loss import IGNORE_INDEX
 from triform.run import load
 from triform.tasks.losses import distillation_loss
@@ -66,6 +67,24 @@ def test_a_student_has_the_settings_of_its_teacher_and_resumes_with_the_same_bit
     other = distill(teacher / "seed-1", out=tmp_path / "single", **QUIET)
     first, second = (run.task.model.encoder.embedding.token_embedding.weight for run in (uninterrupted, other))
     assert not first.equal(second)  # another teacher, other weights
+
+
+def test_a_student_with_other_validation_data_does_not_refit_its_linear_part(rows: str, tmp_path: Path) -> None:
+    model = {"d_model": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.2, "term_buckets": 64}
+    teacher = train(
+        "classify",
+        data=rows,
+        out=tmp_path / "teacher",
+        model=model,
+        train=STEPS | {"refit_linear_part": True},
+        **QUIET,
+    )
+    assert distill(teacher.path, out=tmp_path / "same", **QUIET).config.train.refit_linear_part
+    for number, settings in enumerate(
+        ({"data.valid": rows}, {"data.valid_fraction": 0.0}, {"model.term_buckets": 0})
+    ):
+        student = distill(teacher.path, out=tmp_path / str(number), **settings, **QUIET)
+        assert not student.config.train.refit_linear_part
 
 
 def test_a_student_that_is_resumed_needs_the_same_teacher(

@@ -283,7 +283,7 @@ def test_a_refitted_run_without_a_checkpoint_asks_for_another_file(rows: str, tm
     ("settings", "message"),
     [
         ({"task": "generate"}, "train.refit_linear_part applies to classify only"),
-        ({"task": "classify", "data.valid": "valid.csv"}, "leave out --valid"),
+        ({"task": "classify", "data.valid": "valid.csv"}, "leave out data.valid"),
         ({"task": "classify", "train.init_from": "runs/base", "train.lora_rank": 2}, "more than the adapters"),
     ],
     ids=str,

@@ -31,8 +31,8 @@ VariantOption = Annotated[
     option(
         TRAINING,
         "NAME",
-        "Variants to run: as-reported, best or both, or the name of one variant.",
-        complete=complete_from(("as-reported", "best", "both")),
+        "Variants to run: as-reported, best, both or earlier, or the name of one variant.",
+        complete=complete_from(("as-reported", "best", "both", "earlier")),
     ),
 ]
 SeedsOption = Annotated[
@@ -127,9 +127,11 @@ def _print_systems(*, as_json: bool) -> None:
         return
     rows = [["system", "title", "data", "variants"]]
     for system in systems:
-        rows.append(
-            [system.name, system.title, system.dataset, ", ".join(variant.name for variant in system.variants)]
-        )
+        names = [
+            f"{variant.name} (earlier)" if variant.group == "earlier" else variant.name
+            for variant in system.variants
+        ]
+        rows.append([system.name, system.title, system.dataset, ", ".join(names)])
     datasets = ", ".join(part.system.dataset for part in parts)
     models = ", ".join(variant.name for variant in parts[0].variants)
     print_table([*rows, [WHY_TRANSFORMERS, STUDY_TITLE, datasets, models]], align="llll")

@@ -74,8 +74,9 @@ def _validate_linear_part(config: Config) -> None:
         "train.refit_linear_part applies to classify only, and not to pretraining; leave it out",
     )
     require(
-        not (train.refit_linear_part and config.data.valid),
-        "train.refit_linear_part needs validation texts that are held out of the training file; leave out --valid",
+        not train.refit_linear_part or (not config.data.valid and config.data.valid_fraction > 0),
+        "train.refit_linear_part needs validation texts that are held out of the training file; leave out "
+        "data.valid (--valid), and set data.valid_fraction above 0",
     )
     require(
         not (train.refit_linear_part and train.lora_rank),

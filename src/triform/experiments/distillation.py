@@ -22,6 +22,8 @@ STEP_SETTINGS = tuple(
     f"train.{name}" for name in ("warmup_steps", "eval_every", "checkpoint_every", "log_every", "patience")
 )
 
+REFIT_CONDITIONS = ("data.valid", "data.valid_fraction", "model.term_buckets")  # of train.refit_linear_part
+
 
 def distill(teacher: RunPath, *, options: RunOptions | None = None, **settings: Any) -> Run:
     """Train one model on the outputs of an ensemble, and return its run.
@@ -69,7 +71,8 @@ def distill(teacher: RunPath, *, options: RunOptions | None = None, **settings: 
 def inherit_settings(config: Config, folder: Path, requested: Settings) -> Settings:
     """Return the settings of a teacher's run for its student, with its tokenizer.
 
-    R-Drop, which cannot be combined with distillation, is left out. If the student is trained for another number of
+    R-Drop, which cannot be combined with distillation, is left out. So is refitting the linear part if a setting is
+    requested that decides whether it is possible. If the student is trained for another number of
     steps, what follows from that number is chosen again.
 
     Raises:
@@ -83,8 +86,8 @@ def inherit_settings(config: Config, folder: Path, requested: Settings) -> Setti
     if not config.train.init_from:  # otherwise the student starts from the same base, which has the tokenizer
         file = folder / "tokenizer.json"
         settings["tokenizer.file"] = str((folder if has_two_tokenizers(str(folder)) else file).absolute())
-    if requested.get("data.valid"):
-        settings.pop("train.refit_linear_part")  # which needs held-out texts
+    if not requested.keys().isdisjoint(REFIT_CONDITIONS):
+        settings.pop("train.refit_linear_part")
     if not requested.keys().isdisjoint(("train.max_steps", "train.epochs", "train.max_minutes")):
         settings = {name: value for name, value in settings.items() if name not in STEP_SETTINGS}
     return settings

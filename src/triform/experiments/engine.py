@@ -43,7 +43,7 @@ class VariantSpec:
     title: str = ""  # printed when training starts
     trained: bool = True  # False: the runs have the weights of the base model, `train.init_from`
     ensemble_of: VariantSpec | None = None
-    ensemble_size: int = 0  # each seed is an ensemble of so many next runs of `ensemble_of`
+    ensemble_size: int = 0  # number of runs of `ensemble_of` in each ensemble
     teacher: VariantSpec | None = None  # trained first, because the runs are distilled from it
 
     def members(self, seed: int) -> tuple[RunFolder, ...]:

@@ -17,6 +17,7 @@ from triform.analysis.parameters import count_parameters
 from triform.config import Config, DataSizes
 from triform.explain.probes import PROBES, GenerationProbe, ModelProbe, ProbeRows, build_untrained_model
 from triform.explain.recorder import AttentionRecord, has_attention, record_attention, watch_attention
+from triform.models.wide import TermClassifier
 from triform.nn.attention import naive_attention
 
 TOLERANCE = 1e-9  # in float64
@@ -224,20 +225,24 @@ def padding_changes_nothing(probe: ModelProbe) -> CheckOutcome:
 
 
 def gradients_reach_every_parameter(probe: ModelProbe) -> CheckOutcome:
-    """Check that every parameter gets a finite gradient that is not zero."""
+    """Check that every parameter gets a finite gradient that is not zero, except those of a linear part."""
     model = copy.deepcopy(probe.model)
     probe.loss(model).backward()  # type: ignore[no-untyped-call]
+    fitted = {
+        id(p) for module in model.modules() if isinstance(module, TermClassifier) for p in module.parameters()
+    }
+    trainable = {name: parameter for name, parameter in model.named_parameters() if id(parameter) not in fitted}
     without_gradient = [
         name
-        for name, parameter in model.named_parameters()
+        for name, parameter in trainable.items()
         if parameter.grad is None or not parameter.grad.isfinite().all() or not parameter.grad.any()
     ]
-    n_parameters = sum(1 for _ in model.parameters())
+    fitted_text = f"; the {len(fitted)} of the linear part are fitted without gradients" if fitted else ""
     return (
         not without_gradient,
         f"no gradient, or not finite: {', '.join(without_gradient[:4])}"
         if without_gradient
-        else f"all {n_parameters} tensors have a gradient",
+        else f"all {len(trainable)} tensors have a gradient{fitted_text}",
     )
 
 

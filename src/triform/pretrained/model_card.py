@@ -204,7 +204,9 @@ def _describe_training(config: Config, info: CardInfo) -> str:
     if not info.metrics:
         return text
     rows = "".join(f"| {name} | {value:.6g} |\n" for name, value in info.metrics.items())
-    heading = "## Metrics\n\nOn the validation data of the training run:"
+    is_refitted = config.train.refit_linear_part and config.model.term_buckets
+    refit_text = ", before the linear part was refitted on them" if is_refitted else ""
+    heading = f"## Metrics\n\nOn the validation data of the training run{refit_text}:"
     return f"{text}\n{heading}\n\n| metric | value |\n|---|---:|\n{rows}"
 
 

@@ -50,8 +50,8 @@ class ClassifierDefaults:
         """Return the defaults for a run; None if the user has chosen a model or the length of training."""
         has_other_start = bool(config.train.init_from or config.train.embeddings or config.train.distill_from)
         defaults, is_recurrent = cls(user_settings), config.model.is_recurrent
-        is_chosen = has_other_start or is_recurrent or defaults._gives_one_of(CHOICES_OF_THE_USER)
-        return defaults if config.predicts_labels and not is_chosen else None
+        has_custom_model = has_other_start or is_recurrent or defaults._gives_one_of(CHOICES_OF_THE_USER)
+        return defaults if config.predicts_labels and not has_custom_model else None
 
     def choose_vocabulary(self, config: Config, n_characters: int) -> Config:
         """Choose words in lower case, because few examples are not enough to learn them twice.
@@ -84,8 +84,8 @@ class ClassifierDefaults:
         """
         if n_tokens > MAX_TOKENS:
             return with_unset(config, {"train.refit_linear_part": False}, self.user_settings), ""
-        is_chosen = "model.term_buckets" in self.user_settings
-        n_buckets = config.model.term_buckets if is_chosen else choose_term_buckets(config, n_tokens)
+        has_term_buckets = "model.term_buckets" in self.user_settings
+        n_buckets = config.model.term_buckets if has_term_buckets else choose_term_buckets(config, n_tokens)
         train, batch_size = config.train, 32 if n_rows < 10_000 else 64
         step_rows = train.batch_size or train.batch_tokens * n_rows // n_tokens or batch_size
         steps_per_epoch = n_rows / (step_rows * train.grad_accumulation)
@@ -111,19 +111,19 @@ class ClassifierDefaults:
             settings["train.batch_size"] = batch_size
         config = with_unset(config, settings, self.user_settings)
         is_refitted = config.model.term_buckets and config.train.refit_linear_part
-        length = f"{n_steps} steps ({n_steps / steps_per_epoch:.2g} epochs)"
+        length = f"{n_steps} steps ({round(n_steps / steps_per_epoch, 1):,g} epochs)"
         return (
             config,
             f"chosen for {n_rows:,} texts: 1 layer of width 64, dropout {config.model.dropout:g}, {length}"
             + (", and a linear part (model.term_buckets)" if config.model.term_buckets else "")
-            + (", which learns the held-out texts too at the end" if is_refitted else ""),
+            + (", which is refitted on all texts after training" if is_refitted else ""),
         )
 
     def _can_refit(self, config: Config) -> bool:
         """Return whether texts are held out of the training file, and the model can have a linear part."""
-        is_without = "model.term_buckets" in self.user_settings and not config.model.term_buckets
+        disables_linear_part = "model.term_buckets" in self.user_settings and not config.model.term_buckets
         holds_out = not config.data.valid and config.data.valid_fraction > 0
-        return holds_out and not is_without and config.train.parallel != "fsdp"
+        return holds_out and not disables_linear_part and config.train.parallel != "fsdp"
 
     def _gives_one_of(self, names: Collection[str]) -> bool:
         return any(name in self.user_settings for name in names)

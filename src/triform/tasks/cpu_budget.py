@@ -187,7 +187,9 @@ class Plan:
         if minutes:
             return f"chosen for {minutes:g} minutes on a CPU: {size}"
         duration = format_duration(steps * self.step_flops / FLOPS_PER_SECOND)
-        length = f"{steps} steps ({steps / self.steps_per_epoch:.2g} epochs), about {duration} on two cores"
+        length = (
+            f"{steps} steps ({round(steps / self.steps_per_epoch, 1):,g} epochs), about {duration} on two cores"
+        )
         longer = "; --set train.max_minutes=30 trains a larger model for longer" if is_limited else ""
         return f"chosen for a CPU: {size}, {length}{longer}"
 

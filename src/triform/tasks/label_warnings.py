@@ -78,7 +78,7 @@ def _small_validation_warnings(n_texts: int) -> list[str]:
     return [
         WarningText(
             f"the validation data has {texts}: the 95 % interval of the accuracy is up to ± {points:.0f} "
-            "percentage points, too wide to select the best weights; give more with --valid FILE, or "
+            "percentage points, too wide to select the best weights; give more with data.valid, or "
             "raise data.valid_fraction"
         )
     ]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy, deepcopy
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from triform.config import Config
 from triform.config.model import NGRAM_PROJECTION_SIZE
 from triform.errors import CheckpointError
 from triform.models.wide import TermClassifier
@@ -46,7 +48,7 @@ N_FOLDS = 5
 MAX_CROSS_VALIDATION_ROWS = 2_000  # with more texts, one of the folds is enough to choose from the candidates
 MIN_PAIR_DF = 2  # a pair must occur in this number of texts; most occur in one and carry little information
 NGRAM_LENGTHS = (2, 5)  # of the characters of a word
-NGRAM_SCALE = 0.5  # how much the weights of its character n-grams count in the weight of a word
+NGRAM_SCALE = 0.5  # of the n-gram features that are added to the feature of a word
 MAX_NGRAM_TOKENS = 500_000  # tokens of training text; with more, words are seen often enough
 MIN_RATIO_TOKENS = 50  # mean length of texts; in shorter ones, log-count ratios gave worse results
 MISSING_LABEL_LOGIT = -10.0  # of a label without training texts
@@ -116,8 +118,8 @@ def select_fitted(tensors: Mapping[str, Tensor], prefix: str = "") -> dict[str, 
     return {name: tensors[prefix + name] for name in names if prefix + name in tensors}
 
 
-def with_linear_part_of_training(task: Task, folders: Sequence[RunFolder]) -> Task:
-    """Return a task that can be evaluated on the validation texts of its runs.
+def restore_linear_part(task: Task, folders: Sequence[RunFolder]) -> Task:
+    """Return the task with the linear parts from before they were refitted on the validation texts.
 
     Args:
         task: The task, whose model is that of a run or of an ensemble.
@@ -126,22 +128,26 @@ def with_linear_part_of_training(task: Task, folders: Sequence[RunFolder]) -> Ta
     Raises:
         CheckpointError: A run has no checkpoint.
     """
-    if not any(folder.read_config().train.refit_linear_part for folder in folders):
+    is_refitted = [_is_refitted(folder.read_config()) for folder in folders]
+    if not any(is_refitted):
         return task
     task = copy(task)
     task.model = deepcopy(task.model)
-    for model, folder in zip(getattr(task.model, "members", [task.model]), folders, strict=True):
-        if not folder.read_config().train.refit_linear_part:
-            continue
+    models = getattr(task.model, "members", [task.model])
+    for model, folder in compress(zip(models, folders, strict=True), is_refitted):
         latest = folder.read_latest_checkpoint()
         if latest is None:
             raise CheckpointError(
-                f"{folder.path} has no checkpoint, and its model has learned the validation texts "
-                "(train.refit_linear_part); name another file to evaluate"
+                f"{folder.path} has no checkpoint with the linear part from before it was refitted on the "
+                "validation texts (train.refit_linear_part); name another file to evaluate"
             )
         for name, tensor in select_fitted(latest[1], prefix="model.").items():
             model.get_parameter(name).data.copy_(tensor)
     return task
+
+
+def _is_refitted(config: Config) -> bool:
+    return config.train.refit_linear_part and config.model.term_buckets > 0
 
 
 def _term_frequencies(task: Classify, data: ClassificationDataset, part: TermClassifier) -> SparseMatrix:
@@ -181,8 +187,8 @@ class _NgramFeatures(NamedTuple):
             counts = counter.fit_transform(words)
         except ValueError:  # scikit-learn found no n-gram in two words
             return None
-        own = TfidfTransformer().fit_transform(counts)
-        sharing = NGRAM_SCALE * vstack([own, csr_matrix((part.n_buckets, own.shape[1]))]).tocsr()
+        of_words = TfidfTransformer().fit_transform(counts)
+        sharing = NGRAM_SCALE * vstack([of_words, csr_matrix((part.n_buckets, of_words.shape[1]))]).tocsr()
         token_counts = frequencies[:, : part.vocab_size].astype(np.float64)
         token_counts.data = np.exp(token_counts.data - 1)  # a frequency is 1 + ln(count)
         sums = token_counts @ counts

@@ -1,11 +1,9 @@
-"""What training a reference system costs: device hours of stored results, and how long a run will take."""
+"""What training a reference system costs: the device hours of stored results."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-
-REFERENCE_DEVICE = "NVIDIA H200"
 
 
 def device_name(variant_result: Mapping[str, Any]) -> str:
