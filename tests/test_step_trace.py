@@ -16,7 +16,7 @@ from triform.training.trainer import Trainer
 SOURCE = Path(triform.__file__).parent
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2}
 TRAIN_SETTINGS = {"max_steps": 3, "batch_size": 8}
-MAX_TRAINING_FILES, MAX_GENERATION_FILES = 16, 15
+MAX_TRAINING_FILES, MAX_GENERATION_FILES = 16, 16
 
 
 def executed_files(function: Callable[[], object]) -> set[str]:

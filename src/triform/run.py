@@ -145,8 +145,8 @@ class Run:
         resolved = override_decode(self.config.decode, **decode)
         options: dict[str, Any] = {"decode": resolved, "seed": seed, "top": top, "keep": keep}
         with self.inference_context():
-            predictor = self.mixtures.find_task(resolved.mix).predictor
-            return PredictionList(predictor.predict_in_parallel(texts, self.world, rows=rows, **options))
+            task = self.mixtures.find_task(resolved.mix) if resolved.mix else self.task
+            return PredictionList(task.predictor.predict_in_parallel(texts, self.world, rows=rows, **options))
 
     @cached_property
     def mixtures(self) -> Mixtures:
@@ -237,8 +237,7 @@ class Run:
         read_examples = partial(self.task.data.iter_examples, data or self.test_set(), lines)
         task = self.task if data or self.test_set() else self.validation_task
         with self.inference_context():
-            mix = options["decode"].mix
-            evaluator = (self.mixtures.find_task(mix) if mix else task).evaluator
+            evaluator = (self.mixtures.find_task(mix) if (mix := options["decode"].mix) else task).evaluator
             metrics = evaluator.evaluate_optionally_detailed(dataset, details, read_examples, **options)
             if not math.isfinite(metrics["loss"]):
                 raise NonFiniteError
@@ -258,7 +257,8 @@ class Run:
 
         Files are compared by the fingerprints in the checkpoint, because the training files may have been moved.
         """
-        read = (folder.read_training_fingerprints(folder.read_config().data) for folder in self._folders)
+        configs = (folder.read_config() for folder in self._folders) if self.members else [self.config]
+        read = map(RunFolder.read_training_fingerprints, self._folders, (config.data for config in configs))
         return next(filter(None, (training_file_warnings(name, fingerprints) for fingerprints in read)), [])
 
     def baselines(self, data: str | Path = "") -> BaselineMetrics:

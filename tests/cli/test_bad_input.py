@@ -481,7 +481,7 @@ def test_a_report_that_cannot_be_written_costs_nothing_else(
         raise OSError(errno.ENOSPC, "No space left on device", str(folder / "report.html"))
 
     with monkeypatch.context() as patch:
-        patch.setattr("triform.launch.write_report", raise_disk_full)
+        patch.setattr("triform.run_log.write_report", raise_disk_full)
         line = train("classify", "--data", files.csv, "--out", run).last_line
     assert line == f"{run / 'report.html'}: No space left on device"
     assert triform("predict", run, "the soup").code == 0

@@ -121,8 +121,8 @@ def test_the_vocabulary_of_a_language_model_grows_with_the_text(task: str, n_cha
     budget = CpuBudget.choose(config, (), "cpu")
     assert budget is not None
     assert budget.choose_vocabulary(config, n_characters).tokenizer.max_vocab_size == size
-    kept = CpuBudget(["tokenizer.max_vocab_size"]).choose_vocabulary(config, n_characters)
-    assert kept.tokenizer.max_vocab_size == config.tokenizer.max_vocab_size
+    unchanged = CpuBudget(["tokenizer.max_vocab_size"]).choose_vocabulary(config, n_characters)
+    assert unchanged.tokenizer.max_vocab_size == config.tokenizer.max_vocab_size
 
 
 def test_a_translator_has_sinusoidal_positions_unless_the_settings_of_the_user_do_not_fit() -> None:

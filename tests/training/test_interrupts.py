@@ -268,7 +268,7 @@ def raise_interrupt_in(patch: pytest.MonkeyPatch, target: str) -> None:
             "triform.training.trainer.Trainer._validate",
             "stopped without saving; continue from the checkpoint of step 2",
         ),
-        ("triform.launch.write_report", "stopped after training, before the report was written; finish with: "),
+        ("triform.run_log.write_report", "stopped after training, before the report was written; finish with: "),
     ],
 )
 def test_a_hard_stop_says_what_there_is_to_go_on_with(

@@ -108,11 +108,11 @@ def test_held_out_texts_decide_whether_words_of_one_label_count_for_more() -> No
     labels = rng.integers(2, size=300)
     polarity = np.repeat([-1.0, 0.0, 1.0], [100, 800, 100])  # most words say nothing about the label
     favoured = rng.random((300, 1000)) < 0.1 * np.exp(0.5 * np.outer(2 * labels - 1, polarity))
-    chosen = select_settings(csr_matrix(favoured / 10), labels, try_ratios=True)
-    assert chosen.uses_ratios
+    selected = select_settings(csr_matrix(favoured / 10), labels, try_ratios=True)
+    assert selected.uses_ratios
     assert not select_settings(csr_matrix(favoured / 10), labels, try_ratios=False).uses_ratios
-    alike = csr_matrix(rng.normal(0.1 * np.outer(2 * labels - 1, polarity)))  # every feature is in every text
-    assert not select_settings(alike, labels, try_ratios=True).uses_ratios
+    dense = csr_matrix(rng.normal(0.1 * np.outer(2 * labels - 1, polarity)))  # every feature is in every text
+    assert not select_settings(dense, labels, try_ratios=True).uses_ratios
 
 
 def test_words_with_common_letters_share_a_part_of_their_weight(tmp_path: Path) -> None:
@@ -246,10 +246,13 @@ def test_metrics_of_the_held_out_texts_are_those_of_training(rows: str, tmp_path
 
 
 def test_an_ensemble_of_refitted_runs_is_evaluated_with_the_parts_of_training(rows: str, tmp_path: Path) -> None:
-    once = {"train": TRAIN_SETTINGS | REFITS | {"eval_every": TRAIN_SETTINGS["max_steps"]}, "model": WITH_TERMS}
+    config: dict[str, Any] = {
+        "train": TRAIN_SETTINGS | REFITS | {"eval_every": TRAIN_SETTINGS["max_steps"]},
+        "model": WITH_TERMS,
+    }
     paths = [tmp_path / str(seed) for seed in (1, 2)]
     for seed, path in enumerate(paths):
-        train("classify", data=rows, out=path, seed=seed, device="cpu", quiet=True, **once)
+        train("classify", data=rows, out=path, seed=seed, device="cpu", quiet=True, **config)
     both = load(list(map(str, paths)), device="cpu")
     latest = load(list(map(str, paths)), device="cpu", checkpoint="latest")
     assert both.validation_task.model is not both.task.model

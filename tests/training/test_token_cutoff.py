@@ -110,7 +110,6 @@ def test_cut_tokens_are_tokens_whose_vectors_are_zero(task_name: TaskName, rows:
 
 @pytest.mark.parametrize("task_name", ["classify", "generate", "translate"])
 def test_without_dropout_r_drop_is_the_loss_of_one_pass(task_name: TaskName, rows: str, tmp_path: Path) -> None:
-    """Both passes are one pass of the batch with all rows twice, padding included."""
     prepared = prepare_with_cut_tokens(task_name, rows, tmp_path / "run")
     plain, batch = prepared.task, prepared.train.batch(np.arange(8))
     task = plain.with_config(build_config({"train.r_drop": 5.0, "model.dropout": 0.1}, plain.config))

@@ -158,7 +158,7 @@ def evaluate(
     options = {"device": device, "precision": precision, "engine": engine, "adapter": adapter}
     with load_shared_run(run, **options, no_verify=no_verify) as loaded_run:
         _validate_task_options(loaded_run.config.task, source, examples, loaded_run.engine)
-        dynamic_evaluation = _build_dynamic_evaluation(loaded_run, dynamic, dynamic_lr)
+        adapted = _build_dynamic_evaluation(loaded_run, dynamic, dynamic_lr)
         sets = sets or ({"test": loaded_run.test_set()} if loaded_run.test_set() else {"valid": ""})
         metrics: dict[str, DetailedMetrics] = {}
         for name, path in sets.items():
@@ -166,11 +166,7 @@ def evaluate(
         mixture, alone = _evaluate_alone(loaded_run, sets, decode, stride)
         if loaded_run.world.is_main:
             baseline_tables = {name: loaded_run.baselines(path) for name, path in sets.items() if baselines}
-            dynamic_results = (
-                {name: dynamic_evaluation.evaluate(path) for name, path in sets.items()}
-                if dynamic_evaluation
-                else {}
-            )
+            dynamic_results = {name: adapted.evaluate(path) for name, path in sets.items()} if adapted else {}
             variants = ExtraMetrics(mixture, alone, dynamic_results)
             print_precision_note(loaded_run)
             _print_evaluation(loaded_run, metrics, baseline_tables, variants, stride, as_json=json_)

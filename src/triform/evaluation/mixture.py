@@ -69,9 +69,9 @@ def mix_held_out(probs: FloatArray, buckets: IntArray) -> FloatArray:
         buckets: The bucket of each token, see `MixtureWeights`.
     """
     n_buckets, middle = int(buckets.max()) + 1, len(buckets) // 2
-    halves = [(probs[:, :middle], buckets[:middle]), (probs[:, middle:], buckets[middle:])]
-    weights = [MixtureWeights.fit(*half, n_buckets) for half in halves]
-    return np.concatenate([weights[1 - index].mix(*half) for index, half in enumerate(halves)])
+    parts = [(probs[:, :middle], buckets[:middle]), (probs[:, middle:], buckets[middle:])]
+    weights = [MixtureWeights.fit(*part, n_buckets) for part in parts]
+    return np.concatenate([weights[1 - index].mix(*part) for index, part in enumerate(parts)])
 
 
 def maximise_likelihood(probs: FloatArray, prior: FloatArray) -> FloatArray:

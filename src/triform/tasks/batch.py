@@ -38,15 +38,6 @@ class Batch:
         }
         return replace(self, **tensors)
 
-    def repeat_rows(self, times: int) -> Self:
-        """Return the batch with all of its rows several times, one copy after another, and the same counts."""
-        tensors: dict[str, Any] = {
-            field.name: torch.cat([value] * times)
-            for field in fields(self)
-            if isinstance(value := getattr(self, field.name), Tensor)
-        }
-        return replace(self, **tensors)
-
 
 class Dataset(ABC):
     """Base class of datasets of encoded examples, which can be read in any order."""

@@ -253,6 +253,8 @@ class Classify(Task):
         return ClassificationPredictor(self)
 
     def loss(self, batch: ClassificationBatch) -> Tensor:
+        if not self.config.train.token_cutoff:
+            return self._loss(batch)
         with token_cutoff(self.model, self.config.train):
             return self._loss(batch)
 
@@ -261,12 +263,8 @@ class Classify(Task):
         if train.mixup:
             return self._mixup_loss(batch)
         if train.r_drop or train.simcut:
-
-            def compute_logits(rows: ClassificationBatch) -> Tensor:  # (B, labels)
-                logits: Tensor = self.model(rows.tokens, rows.keep)
-                return logits
-
-            return consistency_loss(compute_logits, self.model, batch, batch.labels, train)
+            compute_logits = partial(self.model, batch.tokens, batch.keep)
+            return consistency_loss(compute_logits, self.model, batch.labels, train)
         logits = self.model(batch.tokens, batch.keep)  # (B, labels)
         if self.teacher is not None:
             return distillation_loss(logits, self.teacher_logits(batch.tokens, batch.keep), batch.labels, train)

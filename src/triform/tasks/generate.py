@@ -338,10 +338,10 @@ class Generate(Task):
         return TextGenerator(self)
 
     def loss(self, batch: LanguageModelBatch) -> Tensor:
-        def compute_hidden_states(rows: LanguageModelBatch) -> Tensor:  # (B, T, D)
-            return self.model.hidden_states(rows.tokens)
+        def compute_hidden_states() -> Tensor:  # (B, T, D)
+            return self.model.hidden_states(batch.tokens)
 
         train = self.config.train
         teacher_logits = None if self.teacher is None else self.teacher_logits(batch.tokens)
         with token_cutoff(self.model, train):
-            return lm_training_loss(compute_hidden_states, self.model, batch, batch.targets, train, teacher_logits)
+            return lm_training_loss(compute_hidden_states, self.model, batch.targets, train, teacher_logits)

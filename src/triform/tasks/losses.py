@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +16,6 @@ from torch import Tensor, nn
 from triform.config import TrainConfig
 from triform.nn.embedding import InputEmbedding
 from triform.nn.loss import IGNORE_INDEX, HeadLoss, cross_entropy
-from triform.tasks.batch import Batch
-
-BatchT = TypeVar("BatchT", bound=Batch)
 
 
 class ModelWithLMHead(Protocol):
@@ -36,24 +33,14 @@ def token_cutoff(model: nn.Module | ModelWithLMHead, config: TrainConfig) -> Abs
 
 
 @contextmanager
-def cut_tokens(
-    model: nn.Module | ModelWithLMHead, share: float, *, only_second_half: bool = False
-) -> Iterator[None]:
-    """Set the input vectors of a random share of all tokens to 0 inside the `with` block (Shen et al., 2020).
-
-    Args:
-        model: The model.
-        share: The share of tokens.
-        only_second_half: Cut only the second half of the rows of each batch.
-    """
+def cut_tokens(model: nn.Module | ModelWithLMHead, share: float) -> Iterator[None]:
+    """Set the input vectors of a random share of all tokens to 0 inside the `with` block (Shen et al., 2020)."""
     if not share:
         yield
         return
 
     def cut(embedding: nn.Module, inputs: object, x: Tensor) -> Tensor:  # (B, T, D) -> (B, T, D)
-        n_whole = len(x) // 2 if only_second_half else 0
-        is_cut = draw_cut_tokens(torch.Size([len(x) - n_whole, *x.shape[1:-1]]), share, x.device)
-        return x.masked_fill(F.pad(is_cut, (0, 0, n_whole, 0))[..., None], 0.0)
+        return x.masked_fill(draw_cut_tokens(x.shape[:-1], share, x.device)[..., None], 0.0)
 
     embeddings = [module for module in model.modules() if isinstance(module, InputEmbedding)]
     hooks = [embedding.register_forward_hook(cut) for embedding in embeddings]
@@ -70,28 +57,22 @@ def draw_cut_tokens(shape: torch.Size, share: float, device: torch.device) -> Te
 
 
 def consistency_loss(
-    compute_logits: Callable[[BatchT], Tensor],
-    model: nn.Module | ModelWithLMHead,
-    batch: BatchT,
-    targets: Tensor,
-    config: TrainConfig,
+    compute_logits: Callable[[], Tensor], model: nn.Module | ModelWithLMHead, targets: Tensor, config: TrainConfig
 ) -> Tensor:
     """Return the loss of two passes that should agree, summed: SimCut if the settings ask for it, else R-Drop.
 
-    Both passes are one pass of a batch that has every row twice, which takes a GPU less time.
-
     Args:
-        compute_logits: Computes the logits (B, ..., V) of a batch.
+        compute_logits: Computes the logits (..., V); called twice.
         model: The model that computes them.
-        batch: The batch.
-        targets: Its labels, or tokens to predict (B, ...).
+        targets: The labels or tokens to predict (...).
         config: The weights, label smoothing, and the share of cut tokens.
     """
-    with cut_tokens(model, config.token_cutoff if config.simcut else 0.0, only_second_half=True):
-        first, second = compute_logits(batch.repeat_rows(2)).chunk(2)
-    if config.simcut:
-        return simcut_loss(first, second, targets, config.label_smoothing, config.simcut)
-    return r_drop_loss(first, second, targets, config.label_smoothing, config.r_drop)
+    logits = compute_logits()
+    if not config.simcut:
+        return r_drop_loss(logits, compute_logits(), targets, config.label_smoothing, config.r_drop)
+    with cut_tokens(model, config.token_cutoff):
+        cut_logits = compute_logits()
+    return simcut_loss(logits, cut_logits, targets, config.label_smoothing, config.simcut)
 
 
 def r_drop_loss(logits_a: Tensor, logits_b: Tensor, targets: Tensor, smoothing: float, weight: float) -> Tensor:
@@ -169,9 +150,8 @@ def distillation_loss(logits: Tensor, teacher_logits: Tensor, targets: Tensor, c
 
 
 def lm_training_loss(
-    compute_states: Callable[[BatchT], Tensor],
+    compute_states: Callable[[], Tensor],
     model: ModelWithLMHead,
-    batch: BatchT,
     targets: Tensor,
     config: TrainConfig,
     teacher_logits: Tensor | None = None,
@@ -179,15 +159,14 @@ def lm_training_loss(
     """Return the training loss of a language model or translator, summed.
 
     Args:
-        compute_states: Computes the states (B, T, D) that the head reads for a batch.
+        compute_states: Computes the states (B, T, D) that the head reads; called twice for R-Drop and SimCut.
         model: The model whose head is used.
-        batch: The batch.
         targets: The tokens to predict (B, T).
         config: Label smoothing and the settings of R-Drop, SimCut and distillation.
         teacher_logits: The outputs (B, T, V) of the teacher, if there is one.
     """
     if teacher_logits is not None:
-        return distillation_loss(model.lm_head(compute_states(batch)), teacher_logits, targets, config)
+        return distillation_loss(model.lm_head(compute_states()), teacher_logits, targets, config)
     if config.r_drop or config.simcut:
-        return consistency_loss(lambda rows: model.lm_head(compute_states(rows)), model, batch, targets, config)
-    return model.head_loss(compute_states(batch), model.lm_head, targets, config.label_smoothing)
+        return consistency_loss(lambda: model.lm_head(compute_states()), model, targets, config)
+    return model.head_loss(compute_states(), model.lm_head, targets, config.label_smoothing)

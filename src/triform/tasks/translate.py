@@ -279,5 +279,5 @@ class Translate(Task):
         inputs = batch.source, batch.decoder_input, batch.source_keep
         teacher_logits = None if self.teacher is None else self.teacher_logits(*inputs)
         return lm_training_loss(
-            self.decoder_states, self.model, batch, batch.targets, self.config.train, teacher_logits
+            lambda: self.decoder_states(batch), self.model, batch.targets, self.config.train, teacher_logits
         )

@@ -3,7 +3,7 @@
 Before the first step, a logistic regression with an L2 penalty is fitted to the training texts. Its features are
 the terms of a text and, with little text, two kinds of character n-grams. Words that share letters share a part of
 their weight: beside its own weight, a word has those of its n-grams. The n-grams of all words of a text are also
-features of their own, with the weights of TF-IDF. The model gets sums of these weights for each term and token.
+features, with the weights of TF-IDF. The model gets sums of these weights for each term and token.
 In long texts, terms that are much more frequent with one label than with others may count for more. Held-out texts
 decide whether they do, and how strong the penalty is.
 
@@ -26,7 +26,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from triform.config import Config
 from triform.config.model import NGRAM_PROJECTION_SIZE
 from triform.errors import CheckpointError
 from triform.models.wide import TermClassifier
@@ -128,7 +127,8 @@ def restore_linear_part(task: Task, folders: Sequence[RunFolder]) -> Task:
     Raises:
         CheckpointError: A run has no checkpoint.
     """
-    is_refitted = [_is_refitted(folder.read_config()) for folder in folders]
+    configs = [task.config] if len(folders) == 1 else [folder.read_config() for folder in folders]
+    is_refitted = [config.train.refit_linear_part and config.model.term_buckets > 0 for config in configs]
     if not any(is_refitted):
         return task
     task = copy(task)
@@ -144,10 +144,6 @@ def restore_linear_part(task: Task, folders: Sequence[RunFolder]) -> Task:
         for name, tensor in select_fitted(latest[1], prefix="model.").items():
             model.get_parameter(name).data.copy_(tensor)
     return task
-
-
-def _is_refitted(config: Config) -> bool:
-    return config.train.refit_linear_part and config.model.term_buckets > 0
 
 
 def _term_frequencies(task: Classify, data: ClassificationDataset, part: TermClassifier) -> SparseMatrix:

@@ -40,8 +40,8 @@ DECLARATION: Mapping[str, Any] = {
 
 
 def test_an_ensemble_and_a_student_have_the_settings_of_the_variant_that_they_name() -> None:
-    single, together, student = parse_system(DECLARATION, "reviews").variants
-    assert single.settings == together.settings == student.settings
+    single, ensemble, student = parse_system(DECLARATION, "reviews").variants
+    assert single.settings == ensemble.settings == student.settings
     unknown = {**DECLARATION["variants"], "other": {"group": "best", "seeds": 1, "ensemble_of": "singel"}}
     with pytest.raises(ConfigError, match="'singel' is not the name of an earlier variant"):
         parse_system({**DECLARATION, "variants": unknown}, "reviews")
@@ -66,8 +66,8 @@ def test_each_ensemble_has_its_own_runs(data: Path, tmp_path: Path) -> None:
         "train.max_steps": 2,
     }
     single = VariantSpec(name="single", settings=settings, seeds=range(4), folder=tmp_path / "single")
-    together = replace(single, name="together", seeds=range(2), folder=tmp_path / "together")
-    together = replace(together, ensemble_of=single, ensemble_size=2)
+    ensemble = replace(single, name="together", seeds=range(2), folder=tmp_path / "together")
+    ensemble = replace(ensemble, ensemble_of=single, ensemble_size=2)
     test_file, calls = str(files / "test.jsonl.gz"), []
 
     def evaluate(run: Run, name: str, file: str) -> dict[str, Any]:
@@ -76,12 +76,12 @@ def test_each_ensemble_has_its_own_runs(data: Path, tmp_path: Path) -> None:
 
     evaluation = Evaluation(eval_sets={"test": test_file}, evaluate=evaluate)
     options = RunOptions(device="cpu", quiet=True)
-    (result,) = run_variants([together], evaluation, options)
+    (result,) = run_variants([ensemble], evaluation, options)
     assert calls == [["seed-0", "seed-1"], ["seed-2", "seed-3"]]
     for run, names in zip(result.runs, calls, strict=True):
         expected = load([tmp_path / "single" / name for name in names], device="cpu").evaluate(test_file)
         assert run.evaluations["test"]["scores"] == dict(expected)
-    list(run_variants([together], evaluation, options))
+    list(run_variants([ensemble], evaluation, options))
     assert len(calls) == 2, "nothing is evaluated twice"
 
 
@@ -99,10 +99,10 @@ def test_ensembles_and_students_get_rows_in_the_result(data: Path, tmp_path: Pat
     assert student["name"] == "student"
     assert "train.distill_from" not in student["settings"]
     result = reproduce(system, replace(options, variant="together"))
-    together = next(entry for entry in result["variants"] if entry["name"] == "together")
-    assert together["map"] is None
-    assert together["parameters"] == 2 * student["parameters"]
-    assert len(together["runs"]) == 1
+    ensemble = next(entry for entry in result["variants"] if entry["name"] == "together")
+    assert ensemble["map"] is None
+    assert ensemble["parameters"] == 2 * student["parameters"]
+    assert len(ensemble["runs"]) == 1
     folders = [path.parent for path in (tmp_path / "runs").rglob("config.toml") if path.parent.name == "seed-0"]
     teachers = [load(folder, device="cpu").config.train.distill_from for folder in folders]
     assert sorted(map(bool, teachers)) == [False, True]
@@ -110,11 +110,11 @@ def test_ensembles_and_students_get_rows_in_the_result(data: Path, tmp_path: Pat
 
 
 def test_a_student_whose_teacher_diverged_fails_and_the_others_are_trained(data: Path, tmp_path: Path) -> None:
-    single, together, student = parse_system(DECLARATION, "imdb-encoder").variants
+    single, ensemble, student = parse_system(DECLARATION, "imdb-encoder").variants
     unstable: Settings = {"train.optimizer": "sgd", "train.lr": 1e30, "train.clip_norm": 0.0}
     settings = single.settings | unstable
     other = replace(single, name="other")
-    variants = tuple(replace(variant, settings=settings) for variant in (single, together, student))
+    variants = tuple(replace(variant, settings=settings) for variant in (single, ensemble, student))
     system = replace(parse_system(DECLARATION, "imdb-encoder"), variants=(*variants, other))
     options = ReproduceOptions(
         data=str(data), out=tmp_path / "runs", results=tmp_path / "results", device="cpu", smoke=True

@@ -150,7 +150,7 @@ def test_the_other_half_keeps_the_comparisons(smoke: Smoke, data: Path, tmp_path
     options = ReproduceOptions(
         data=str(data), out=tmp_path / "runs", results=folder / "results", device="cpu", smoke=True, seeds=1
     )
-    best = replace(TED.variants[-1], settings=TED.variants[-1].settings | {"train.r_drop": 0.0})
+    best = replace(TED.find_variant("best"), settings=TED.find_variant("best").settings | {"train.r_drop": 0.0})
     result = reproduce(
         replace(smoke.system, variants=(*smoke.system.variants, best)), replace(options, variant="best")
     )
