@@ -209,6 +209,12 @@ def test_a_classifier_says_the_same_in_onnxruntime(
     assert run_readme(folder) == classifier_run.predict(["A wonderful film."])[0].output
 
 
+def test_the_card_of_an_ensemble_has_no_metrics_of_a_single_model(classifier_run: Run, tmp_path: Path) -> None:
+    for name, run in (("one", classifier_run), ("two", triform.load([str(classifier_run.path)] * 2, device="cpu"))):
+        run.export("onnx", tmp_path / name)
+        assert ("## Metrics" in (tmp_path / name / "README.md").read_text(encoding="utf-8")) == (name == "one")
+
+
 def test_a_translator_is_a_marian_for_transformers(translator_run: Run, tmp_path: Path) -> None:
     folder = export_with_cli(translator_run, "hf", tmp_path / "out")
     reference, tokenizer = load_with_transformers("AutoModelForSeq2SeqLM", folder)

@@ -158,7 +158,7 @@ def evaluate(
     options = {"device": device, "precision": precision, "engine": engine, "adapter": adapter}
     with load_shared_run(run, **options, no_verify=no_verify) as loaded_run:
         _validate_task_options(loaded_run.config.task, source, examples, loaded_run.engine)
-        adapted = _build_dynamic_evaluation(loaded_run, dynamic, dynamic_lr)
+        evaluator = _build_dynamic_evaluation(loaded_run, dynamic, dynamic_lr)
         sets = sets or ({"test": loaded_run.test_set()} if loaded_run.test_set() else {"valid": ""})
         metrics: dict[str, DetailedMetrics] = {}
         for name, path in sets.items():
@@ -166,27 +166,27 @@ def evaluate(
         mixture, alone = _evaluate_alone(loaded_run, sets, decode, stride)
         if loaded_run.world.is_main:
             baseline_tables = {name: loaded_run.baselines(path) for name, path in sets.items() if baselines}
-            dynamic_results = {name: adapted.evaluate(path) for name, path in sets.items()} if adapted else {}
-            variants = ExtraMetrics(mixture, alone, dynamic_results)
+            dynamic_results = {name: evaluator.evaluate(path) for name, path in sets.items()} if evaluator else {}
+            extra_metrics = ExtraMetrics(mixture, alone, dynamic_results)
             print_precision_note(loaded_run)
-            _print_evaluation(loaded_run, metrics, baseline_tables, variants, stride, as_json=json_)
+            _print_evaluation(loaded_run, metrics, baseline_tables, extra_metrics, stride, as_json=json_)
 
 
 def _print_evaluation(
     run: Run,
     metrics: Mapping[str, DetailedMetrics],
     baseline_tables: Mapping[str, BaselineMetrics],
-    variants: ExtraMetrics,
+    extra_metrics: ExtraMetrics,
     stride: int,
     *,
     as_json: bool,
 ) -> None:
     if as_json:
         content: dict[str, Any] = _evaluation_to_dict(run, metrics, baseline_tables, stride)
-        print_json({"run": str(run.path), **content, **variants.to_dict()})
+        print_json({"run": str(run.path), **content, **extra_metrics.to_dict()})
         return
-    print_metrics_table(metrics, baseline_tables, {name: variants.rows(name) for name in metrics})
-    for line in variants.describe():
+    print_metrics_table(metrics, baseline_tables, {name: extra_metrics.rows(name) for name in metrics})
+    for line in extra_metrics.describe():
         echo(line)
     if stride:
         echo(f"windows of {run.config.data.max_len} tokens that start every {stride} tokens")
@@ -220,7 +220,7 @@ class ExtraMetrics:
         return [*mixture, *(result.describe() for result in list(self.dynamic.values())[:1])]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the variants as JSON values."""
+        """Return all of these metrics as JSON values."""
         mixed = {"mixture": self.mixture.to_dict(), "model_alone": self.alone} if self.mixture else {}
         dynamic = {name: result.to_dict() for name, result in self.dynamic.items()}
         return {**mixed, **({"dynamic": dynamic} if dynamic else {})}

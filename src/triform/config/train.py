@@ -127,7 +127,8 @@ class TrainConfig:
         "(64 from 10,000 texts on), lower-case words (above 3 million characters without those that occur once), "
         "and below 2,000 texts train.r_drop=3 and one validation. "
         "model.term_buckets is about twice the number of training tokens, at most 1,048,576, and 0 if tokens "
-        "times labels exceed 30 million. train.refit_linear_part is on if texts are held out.",
+        "times labels exceed 30 million. train.refit_linear_part is on if texts are held "
+        "out of a training file of up to 30 million characters.",
         details="Set either this or train.epochs.",
     )
     epochs: float = setting(

@@ -144,8 +144,8 @@ class ReferenceSystem:
         Raises:
             ConfigError: There is no such group or variant.
         """
-        current = [variant for variant in self.variants if name == "both" and variant.group != "earlier"]
-        selected = current or [variant for variant in self.variants if variant.group == name]
+        groups = {"as-reported", "best"} if name == "both" else {name}
+        selected = [variant for variant in self.variants if variant.group in groups]
         selected = selected or [variant for variant in self.variants if variant.name == name]
         if not selected:
             known = ["both", *(variant.group for variant in self.variants), *(item.name for item in self.variants)]
