@@ -65,8 +65,8 @@ def test_rows_padded_on_the_left_stay_finite_and_decode_as_alone(dtype: torch.dt
     assert adapter.build_stepper().append_rows(prompts).isfinite().all()
     if dtype is torch.float32:
         requests = [Request(prompt, 20) for prompt in prompts]
-        batched = decode(adapter, requests, "greedy", use_cuda_graphs=False)
-        assert batched == [decode(adapter, [request], "greedy", use_cuda_graphs=False)[0] for request in requests]
+        batched = decode(adapter, requests, use_cuda_graphs=False)
+        assert batched == [decode(adapter, [request], use_cuda_graphs=False)[0] for request in requests]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
