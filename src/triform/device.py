@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from triform.errors import ConfigError
-from triform.world import current_world
+from triform.world import current_world, is_launched
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the torch device for a name. Of several processes on a machine, each has its own GPU.
+    """Return the torch device for a name. Each process of `torchrun` has its own GPU, whose index is in the device.
 
     Args:
         name: cpu, cuda, mps or auto. auto chooses CUDA if there is a GPU, then Apple's MPS, then the CPU.
@@ -25,7 +25,7 @@ def resolve_device(name: str) -> torch.device:
     if (name == "cuda" and not has_cuda) or (name == "mps" and not has_mps):
         raise ConfigError(f"device {name!r} is not available here; use --device auto or --device cpu")
     world = current_world()
-    if world.size == 1 or name == "cpu":
+    if name == "cpu" or not is_launched() or (name == "mps" and world.size == 1):
         return torch.device(name)
     n_gpus = torch.cuda.device_count() if name == "cuda" else 0
     if world.local_rank >= n_gpus:

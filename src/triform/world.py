@@ -203,6 +203,8 @@ def _timeout_seconds() -> float:
 def _init_process_group(connection: _Connection, device: torch.device) -> None:
     world = connection.world
     gather_values_slowly(platform.node())  # waits for the processes that start later
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # FSDP and CUDA graphs use the current device
     distributed.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=PrefixStore("group", connection.store),

@@ -23,6 +23,14 @@ def test_each_process_of_a_machine_gets_its_own_gpu(monkeypatch: pytest.MonkeyPa
         resolve_device("cuda")
 
 
+def test_the_only_process_of_torchrun_gets_a_device_with_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert resolve_device("cuda") == torch.device("cuda", 0)  # init_process_group refuses one without an index
+
+
 @pytest.mark.parametrize("kind", ["cuda", "mps"])
 def test_the_random_state_of_the_device_is_saved_and_restored(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     state, restored = torch.arange(5, dtype=torch.uint8), []
