@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,6 +134,19 @@ def test_damaged_metrics_do_not_hide_a_run(copies: Path) -> None:
     assert (run["state"], run["step"], run["metric"]) == ("finished", None, None)
     assert client.get("/api/runs/reviews").json()["notices"] == []
     assert client.get("/api/runs/reviews/metrics").json()["events"] == []
+
+
+def test_what_is_not_unicode_in_a_folder_hides_no_run(copies: Path) -> None:
+    (copies / "reviews" / "sources.json").write_text('{"train.lr": "\\ud800"}', encoding="ascii")
+    client = make_client(copies)
+    settings = client.get("/api/runs/reviews").json()["settings"]
+    assert {setting["source"] for setting in settings if setting["name"] == "train.lr"} == {"saved in the run"}
+    try:
+        shutil.copytree(os.fsencode(copies / "verses"), os.fsencode(copies / "verses") + b"-\xff")
+    except OSError:
+        pytest.skip("this file system refuses names that are not UTF-8")
+    assert list(list_runs(client)) == ["reviews", "verses", "verses-\N{REPLACEMENT CHARACTER}"]
+    assert len(client.get("/v1/models").json()["data"]) == 3
 
 
 def test_the_list_follows_changes_of_a_run(copies: Path) -> None:

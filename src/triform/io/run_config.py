@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+
+import msgspec
 
 import triform
 from triform.config import Config
@@ -72,12 +73,9 @@ def read_setting_sources(folder: Path) -> dict[str, str] | None:
     if not path.exists():
         return None
     try:
-        sources = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(sources, dict) or not all(isinstance(source, str) for source in sources.values()):
-            raise ValueError("it is not an object of strings")
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged ({error}); delete it, because the run works without it") from None
-    return sources
 
 
 def _other_folder_hint(folder: Path) -> str:

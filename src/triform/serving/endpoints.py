@@ -34,6 +34,7 @@ CLIENT_CLOSED_STATUS = 499  # nobody receives it; /metrics counts it
 BODY_SECONDS = 60.0  # for a client to send a JSON body
 JSON_TYPE = "application/json"
 FORM_TYPE = "application/x-www-form-urlencoded"
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class ApiError(Exception):
@@ -224,9 +225,25 @@ def to_api_error(error: TriformError) -> ApiError:
     return ApiError(status, str(error))
 
 
+def encode_json(content: Any) -> bytes:
+    """Return a value as JSON. What is not Unicode, such as a byte in the name of a folder, is sent as U+FFFD."""
+    try:
+        return msgspec.json.encode(content)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_replace_surrogates(msgspec.to_builtins(content)))
+
+
+def _replace_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return SURROGATE.sub("\N{REPLACEMENT CHARACTER}", value)
+    if isinstance(value, dict):
+        return {_replace_surrogates(name): _replace_surrogates(item) for name, item in value.items()}
+    return [_replace_surrogates(item) for item in value] if isinstance(value, list) else value
+
+
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a value as JSON."""
-    body = msgspec.json.encode(content)
+    body = encode_json(content)
     return Response(body, status_code=status, headers=dict(headers or {}), media_type=JSON_TYPE)
 
 

@@ -19,7 +19,7 @@ from triform.io.locks import find_lock_holder
 from triform.io.run_layout import METRICS_FILE
 from triform.serving import run_details
 from triform.serving.comparison import PLAN_FILE
-from triform.serving.endpoints import ApiError, Call, Endpoint
+from triform.serving.endpoints import ApiError, Call, Endpoint, encode_json
 from triform.serving.metrics_tail import Event, MetricsTail
 from triform.serving.models import find_runs, resolve_below
 from triform.serving.run_list import RunSummary
@@ -226,7 +226,7 @@ async def wait_for_poll(server: Server) -> None:
 
 
 def _encode_event(name: str, content: object) -> bytes:
-    return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(content) + b"\n\n"
+    return b"event: " + name.encode() + b"\ndata: " + encode_json(content) + b"\n\n"
 
 
 async def delete_run(call: Call) -> DeletedResponse:
