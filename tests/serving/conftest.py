@@ -86,6 +86,24 @@ def start_server() -> StartServer:
     return run_server
 
 
+@contextmanager
+def limit_file_size(n_bytes: int) -> Iterator[None]:
+    """Make writes beyond this size fail, as on a full disk."""
+    resource = pytest.importorskip("resource", reason="Windows has no limit of the file size")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture(scope="session")
+def full_disk() -> Callable[[int], AbstractContextManager[None]]:
+    """Let files have at most so many bytes: `with full_disk(1000):`."""
+    return limit_file_size
+
+
 @pytest.fixture(scope="session")
 def study_folder(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the finished study `width`, whose variants `narrow` and `broad` have three seeds each."""

@@ -9,8 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -165,6 +167,39 @@ def test_a_wrong_request_is_refused_with_its_reason(folder: Path, changes: dict[
     assert status in (400, 404)
     assert expected in error
     assert not (folder / ".studio" / "jobs").exists()
+
+
+def test_a_job_that_cannot_be_recorded_is_refused_and_does_not_run(folder: Path, full_disk: Any) -> None:
+    client = connect(folder)
+    upload_id = client.post("/api/uploads?name=a.csv", content="text,label\ngood,a\nbad,b\n").json()["id"]
+    for data in ("builtin:reviews", f"upload:{upload_id}"):
+        with full_disk(0):
+            status, error = refuse(client, name="new", data=data)
+        assert (status, error.startswith("the disk of the server is full")) == (507, True)
+        assert client.get("/api/jobs").json()["jobs"] == []
+        assert sorted(path.name for path in (folder / ".studio").iterdir()) == ["uploads"]
+    shutil.rmtree(folder / ".studio")
+    (folder / ".studio").write_text("a file in place of the folder")
+    status, error = refuse(client, name="new")
+    assert (status, str(folder / ".studio") in error) == (503, True)
+
+
+def test_only_one_of_several_studios_accepts_a_job(folder: Path) -> None:
+    clients = [connect(folder) for _ in range(4)]
+    start_together = threading.Barrier(len(clients))
+
+    def post(number: int) -> tuple[int, str]:
+        body = {"task": "classify", "data": "builtin:reviews", "name": f"run-{number % 2}"}
+        start_together.wait()
+        settings = TINY | {"train.max_steps": 100_000, "train.baseline": False}
+        answer = clients[number].post("/api/jobs", json=body | {"settings": settings})
+        return answer.status_code, answer.json().get("error", "")
+
+    with ThreadPoolExecutor() as pool:
+        answers = list(pool.map(post, range(len(clients))))
+    assert sorted(status for status, _ in answers) == [200, 409, 409, 409]
+    assert all("one job trains at a time" in error for status, error in answers if status == 409)
+    assert len(clients[0].get("/api/jobs").json()["jobs"]) == 1
 
 
 def test_a_read_only_server_and_one_without_a_folder_start_nothing(folder: Path, runs_folder: Path) -> None:

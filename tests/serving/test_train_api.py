@@ -151,6 +151,24 @@ def test_files_that_are_too_large_empty_or_no_text_are_refused_and_removed(
     assert not list((folder / ".studio" / "uploads").iterdir())
 
 
+def test_a_file_that_the_disk_cannot_hold_is_refused_and_removed(
+    client: TestClient, folder: Path, full_disk: Any
+) -> None:
+    with full_disk(50_000):
+        answer = client.post("/api/uploads?name=big.txt", content=b"words\n" * 15_000)
+    assert (answer.status_code, answer.json()["error"].startswith("the disk of the server is full")) == (507, True)
+    assert not list((folder / ".studio" / "uploads").iterdir())
+    assert upload(client, "big.txt", "words\n" * 15_000)["bytes"] == 90_000
+
+
+def test_a_folder_that_cannot_be_written_is_named(client: TestClient, folder: Path) -> None:
+    folder.mkdir()
+    (folder / ".studio").write_text("a file in place of the folder")
+    answer = client.post("/api/uploads?name=rows.csv", content=REVIEWS)
+    assert answer.status_code == 503
+    assert str(folder / ".studio") in answer.json()["error"]
+
+
 def test_uploads_without_a_run_are_deleted_after_a_day(client: TestClient, folder: Path) -> None:
     store = uploads.UploadStore(folder / ".studio" / "uploads")
     used, unused, new = (upload(client, "a.txt", "a b c")["id"] for _ in range(3))

@@ -8,6 +8,7 @@ declarations.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("triform")
 Dialect = Literal["openai", "text", "translate", "triform", "operations"]
 INVALID_REQUEST_STATUS = 400
+FULL_DISK_STATUS = 507
+FULL_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CLIENT_CLOSED_STATUS = 499  # nobody receives it; /metrics counts it
 BODY_SECONDS = 60.0  # for a client to send a JSON body
 JSON_TYPE = "application/json"
@@ -108,6 +111,9 @@ def to_route(endpoint: Endpoint, server: Server) -> Route:
             return render_error(endpoint.dialect, error)
         except TriformError as error:
             return render_error(endpoint.dialect, to_api_error(error))
+        except OSError as error:  # a full disk, a folder without permission to write
+            log.error("%s %s: %s", endpoint.method, endpoint.path, error)
+            return render_error(endpoint.dialect, to_file_error(error))
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_STATUS)
         except asyncio.CancelledError:
@@ -223,6 +229,14 @@ def to_api_error(error: TriformError) -> ApiError:
     """Return the error of a request whose run or input cannot be used."""
     status = 503 if isinstance(error, CheckpointError) else INVALID_REQUEST_STATUS
     return ApiError(status, str(error))
+
+
+def to_file_error(error: OSError) -> ApiError:
+    """Return the error of a request that needs a file which the server cannot read or write."""
+    if error.errno in FULL_DISK_ERRORS:
+        return ApiError(FULL_DISK_STATUS, "the disk of the server is full; free some space and try again")
+    name = f" {error.filename}" if error.filename else ""
+    return ApiError(503, f"the server cannot use its file{name}: {error.strerror or error}")
 
 
 def encode_json(content: Any) -> bytes:

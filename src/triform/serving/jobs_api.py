@@ -43,11 +43,13 @@ def _start(server: Server, request: TrainingRequest) -> JobSummary:
     name = choose_run_name(server, request)
     arguments = to_arguments(request.task, request.preset, settings)
     arguments += ["--out", str(folder / name), *server.jobs.device_arguments]
-    job = server.jobs.start(name, request.task, arguments)
-    for file in (request.data, request.source, request.target):
-        if file.startswith(UPLOAD_PREFIX):
-            server.uploads.mark_used(file.removeprefix(UPLOAD_PREFIX))
-    return job
+
+    def keep_uploads() -> None:
+        for file in (request.data, request.source, request.target):
+            if file.startswith(UPLOAD_PREFIX):
+                server.uploads.mark_used(file.removeprefix(UPLOAD_PREFIX))
+
+    return server.jobs.start(name, request.task, arguments, keep_uploads)
 
 
 async def stop_job(call: Call) -> StopResponse:

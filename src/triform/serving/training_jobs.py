@@ -16,17 +16,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from triform.errors import FolderInUseError
 from triform.io.files import write_bytes
-from triform.io.locks import LockHolder, find_lock_holder
-from triform.serving.endpoints import ApiError
+from triform.io.locks import LockHolder, find_lock_holder, folder_lock
+from triform.serving.endpoints import ApiError, encode_json
 from triform.serving.job_process import (
     describe_exit,
     find_error_line,
@@ -105,16 +106,27 @@ class TrainingJobs:
             records = self._read_records(self.options.folder)
             return [self._summarise(self.options.folder, record) for record in records]
 
-    def start(self, run_id: str, task: str, arguments: Sequence[str]) -> JobSummary:
+    def start(
+        self, run_id: str, task: str, arguments: Sequence[str], keep_data: Callable[[], None] = lambda: None
+    ) -> JobSummary:
         """Start `triform ARGUMENTS`, which trains the run.
+
+        Args:
+            run_id: The id of the new run.
+            task: Its task.
+            arguments: The arguments of the command.
+            keep_data: Called when the job is accepted, before its process starts.
 
         Raises:
             ApiError: Another job is running, or there is already a run of this name.
+            OSError: The files of the job cannot be written. Then no process runs.
         """
         folder = self.runs_folder
-        with self._lock:
+        with self._only_starter(folder):
             if (folder / run_id).exists():
                 raise ApiError(409, f"there is already a folder {run_id!r}; choose another name", param="name")
+            self._require_all_ended(folder)
+            keep_data()
             return self._start(folder, run_id, task, arguments)
 
     def resume(self, run_id: str) -> JobSummary:
@@ -122,16 +134,18 @@ class TrainingJobs:
 
         Raises:
             ApiError: The run is training or finished, or another job is running.
+            OSError: The files of the job cannot be written. Then no process runs.
         """
         folder = self.runs_folder
-        with self._lock:
-            path = self._run_path(folder, run_id)
+        path = self._run_path(folder, run_id)
+        with self._only_starter(folder):
             summary = summarise_run(run_id, path, find_lock_holder(path))
             if summary.state in ("training", "finished"):
                 reason = "is training" if summary.state == "training" else "is finished"
                 raise ApiError(409, f"{run_id} {reason}, so there is nothing to resume")
             task = str(read_listed_settings(path).get("task", ""))
             arguments = ["train", task, "--out", str(path), "--resume", *self.device_arguments]
+            self._require_all_ended(folder)
             return self._start(folder, run_id, task, arguments)
 
     def stop(self, run_id: str) -> None:
@@ -162,23 +176,39 @@ class TrainingJobs:
         """The option with the device of the server, if it was given one."""
         return [] if self.options.device == "auto" else ["--device", self.options.device]
 
+    @contextmanager
+    def _only_starter(self, folder: Path) -> Iterator[None]:
+        """Let only one thread of one server start a job in a folder of runs."""
+        try:
+            with self._lock, folder_lock(folder / STUDIO_FOLDER / JOBS_FOLDER, "starting a job"):
+                yield
+        except FolderInUseError:
+            raise ApiError(409, "another studio starts a job in this folder; one job trains at a time") from None
+
     def _start(self, folder: Path, run_id: str, task: str, arguments: Sequence[str]) -> JobSummary:
-        for other in self._read_records(folder):
-            self._require_ended(folder, other)
-        (folder / STUDIO_FOLDER / JOBS_FOLDER).mkdir(parents=True, exist_ok=True)
-        process = start_detached(arguments, _file(folder, run_id, ".log"))
+        log_file = _file(folder, run_id, ".log")
+        with ExitStack() as undo:  # without its record, nobody would find the process
+            undo.callback(log_file.unlink, missing_ok=True)
+            process = start_detached(arguments, log_file)
+            undo.callback(process.wait)
+            undo.callback(process.kill)
+            record = JobRecord(
+                run=run_id,
+                task=task,
+                arguments=list(arguments),
+                started=datetime.now().isoformat(timespec="seconds"),
+                pid=process.pid,
+                process_start=read_process_start(process.pid),
+            )
+            write_bytes(_file(folder, run_id, ".json"), encode_json(record))
+            undo.pop_all()
         self._children[run_id] = process
-        record = JobRecord(
-            run=run_id,
-            task=task,
-            arguments=list(arguments),
-            started=datetime.now().isoformat(timespec="seconds"),
-            pid=process.pid,
-            process_start=read_process_start(process.pid),
-        )
-        self._write_record(folder, record)
         self._forget_old(folder)
         return self._summarise(folder, record)
+
+    def _require_all_ended(self, folder: Path) -> None:
+        for other in self._read_records(folder):
+            self._require_ended(folder, other)
 
     def _require_ended(self, folder: Path, other: JobRecord) -> None:
         """Raise `ApiError` if a job trains. One that has released its run folder is given some time to end."""
@@ -245,7 +275,7 @@ class TrainingJobs:
 
     def _write_record(self, folder: Path, record: JobRecord) -> None:
         with suppress(OSError):  # the process and the run folder still tell how far it is
-            write_bytes(_file(folder, record.run, ".json"), msgspec.json.encode(record))
+            write_bytes(_file(folder, record.run, ".json"), encode_json(record))
 
     def _forget_old(self, folder: Path) -> None:
         for record in self._read_records(folder)[MAX_RECORDS:]:

@@ -7,6 +7,7 @@ import secrets
 import shutil
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import anyio.to_thread
@@ -116,8 +117,9 @@ class UploadStore:
         oldest = time.time() - MAX_AGE_SECONDS
         for folder in self.folder.glob("*"):
             record = _read_record(folder)
-            if (record is None or not record.is_used) and folder.stat().st_mtime < oldest:
-                shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # another request has removed it
+                if (record is None or not record.is_used) and folder.stat().st_mtime < oldest:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _write(self, upload_id: str, record: UploadRecord) -> None:
         write_bytes(self.folder / upload_id / RECORD_FILE, msgspec.json.encode(record))
