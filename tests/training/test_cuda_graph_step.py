@@ -157,6 +157,15 @@ def test_shapes_come_again_and_each_is_recorded_once(tmp_path: Path, fake_graphs
     assert all(shape[0] == (6, shape[0][1]) for shape in inputs)  # the last batch of an epoch is filled up
 
 
+def test_only_the_first_two_steps_of_a_shape_are_setups(tmp_path: Path) -> None:
+    _, _, graph_step = build_pair("classify", tmp_path)
+    n_setups = []
+    for _ in range(4):
+        graph_step.step([np.arange(6)], 0.01)
+        n_setups.append(graph_step.n_setups)
+    assert n_setups == [1, 2, 2, 2]
+
+
 def test_a_step_that_cannot_be_recorded_is_run_and_said_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

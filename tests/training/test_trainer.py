@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import io
+import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +115,12 @@ def render_bar(terminal: Terminal, width: int, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", "1")
+    now = [100.0]
+    monkeypatch.setattr("triform.training.display.time.monotonic", lambda: now[0])
     display = ProgressDisplay(40, "accuracy", terminal, eval_every=10)
     try:
         for step in range(1, 11):
+            now[0] += 2
             display.last_refresh_at = 0.0
             display.on_progress("step", step, 40)
         for event in EVENTS[:2]:
@@ -176,14 +181,43 @@ def test_the_time_left_counts_validations() -> None:
     assert estimator.seconds_left(138.0) == pytest.approx(88 + 6)
 
 
-def test_the_expected_time_is_told_once_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    out, now = io.StringIO(), [0.0]
+def expected_seconds_per_step(
+    step_seconds: list[float], monkeypatch: pytest.MonkeyPatch, setups: Collection[int] = ()
+) -> float:
+    """Show steps that take so long, of which `setups` capture or compile, and read the time from the line."""
+    out, now, n_setups = io.StringIO(), [0.0], [0]
     monkeypatch.setattr("triform.training.display.time.monotonic", lambda: now[0])
-    display = ProgressDisplay(500, "accuracy", out, eval_every=100)
-    for step in range(1, 6):
-        now[0] += 0.4
-        display.on_progress("step", step, 500)
-    assert out.getvalue().splitlines() == ["about 3 min 19 s for 497 steps, without validations"]
+    n_steps = len(step_seconds)
+    display = ProgressDisplay(n_steps, "accuracy", out, eval_every=100, count_setups=lambda: n_setups[0])
+    for step, seconds in enumerate(step_seconds, 1):
+        now[0] += seconds
+        n_setups[0] += step in setups
+        display.on_progress("step", step, n_steps)
+    (line,) = out.getvalue().splitlines()
+    found = re.fullmatch(r"about (\d+) min (\d+) s for (\d+) steps, without validations", line)
+    assert found is not None
+    minutes, seconds, steps = map(int, found.groups())
+    return (60 * minutes + seconds) / steps
+
+
+def test_the_expected_time_is_told_once_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert expected_seconds_per_step([0.4] * 500, monkeypatch) == pytest.approx(0.4, rel=0.01)
+
+
+def test_the_expected_time_is_that_of_steps_without_compilation_and_captures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steady = [0.02] * 10_000
+    compiled_twice = [30.0, 15.0, *steady]
+    assert expected_seconds_per_step(compiled_twice, monkeypatch) == pytest.approx(0.02, rel=0.01)
+    setups = {int(number**1.3) for number in range(1, 81)}  # of 40 shapes, more and more seldom
+    captured = [0.25 if step in setups else seconds for step, seconds in enumerate(steady, 1)]
+    assert expected_seconds_per_step(captured, monkeypatch, setups) == pytest.approx(0.02, rel=0.01)
+
+
+def test_the_expected_time_counts_work_that_the_host_has_only_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    queued = [0.98 if step % 50 == 0 else 0.0004 for step in range(1, 10_001)]  # a log waits for the device
+    assert expected_seconds_per_step(queued, monkeypatch) == pytest.approx(0.02, rel=0.25)
 
 
 def test_elsewhere_lines_are_plain() -> None:

@@ -57,6 +57,10 @@ class CudaGraphTrainStep(TrainStep):
         self.graph_cache(self._run_step, torch.from_numpy(inputs), tuple(plan.shape for plan in plans))
         return stats
 
+    @property
+    def n_setups(self) -> int:
+        return self.graph_cache.n_setups
+
     def _is_cached(self) -> bool:
         """Return whether compiled code is in the cache. A resumed run does not start to use it, see `Progress`."""
         return self.n_steps == 0 and is_compiled(self.marker)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
@@ -22,6 +23,8 @@ PREFERRED_BAR_COLUMNS = 20  # other texts are shown if at least this width remai
 MAX_BAR_COLUMNS = 40
 REFRESHES_PER_SECOND = 5
 MIN_EXPECTED_SECONDS = 10.0  # the expected time of a shorter run is not shown
+WINDOW_SECONDS = 2.0  # of steps that are timed together; on CUDA, single steps only queue work until the next log
+MIN_WINDOWS, MAX_WINDOWS = 3, 120  # an estimate uses the later half of so many windows
 
 
 class ProgressDisplay(Callback):
@@ -33,6 +36,7 @@ class ProgressDisplay(Callback):
         stream: Where to show progress. The default is standard error, and in a notebook the output of the cell.
         eval_every: The number of steps between validations; 0 if there are none.
         table: Shows the validations of several sets. With None there is one set, which is shown as a line.
+        count_setups: Returns `Trainer.n_setups`.
     """
 
     LINE_INTERVAL_SECONDS = 15.0  # between plain lines
@@ -45,8 +49,9 @@ class ProgressDisplay(Callback):
         *,
         eval_every: int = 0,
         table: ValidationTable | None = None,
+        count_setups: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.max_steps, self.metric, self.table = max_steps, metric, table
+        self.max_steps, self.metric, self.table, self.count_setups = max_steps, metric, table, count_setups
         self.evaluated: dict[str, Event] = {}  # sets of the current validation, for the next row of the table
         self.logged_losses: list[float] = []  # since the last row of the table
         self.heading_shown = False
@@ -76,7 +81,7 @@ class ProgressDisplay(Callback):
 
     def on_progress(self, label: str, done: int, total: int) -> None:
         now = time.monotonic()
-        self.time_left.update(label, done, now)
+        self.time_left.update(label, done, now, self.count_setups())
         self._show_estimate(done if label == "step" else 0)
         if self.bar is not None and now - self.last_refresh_at >= 1 / REFRESHES_PER_SECOND:
             self.last_refresh_at = now
@@ -198,6 +203,9 @@ class ProgressDisplay(Callback):
 class TimeEstimator:
     """Estimates the remaining training time. Validations are included after the first has been timed.
 
+    The first steps of a run take longer than the others. So steps are timed in windows, which start anew after each
+    step that compiled or captured something, and an estimate uses the later half of them.
+
     Args:
         max_steps: The number of steps of the run.
         eval_every: The number of steps between validations; 0 if there are none.
@@ -206,12 +214,11 @@ class TimeEstimator:
     def __init__(self, max_steps: int, eval_every: int) -> None:
         self.max_steps, self.eval_every = max_steps, eval_every
         self.step, self.last_step_at = 0, 0.0  # the last step and its end time
-        self.first_step: tuple[int, float] | None = (
-            None  # the first step and its end time; it takes longer, so it does not count
-        )
+        self.window_start: tuple[int, float] | None = None  # a step and its end time
+        self.windows: deque[tuple[int, float]] = deque(maxlen=MAX_WINDOWS)  # the steps and the seconds of each
+        self.n_setups = 0
         self.step_seconds = self.valid_seconds = 0.0
         self.validation_started_at: float | None = None
-        self.total_valid_seconds = 0.0  # since the first step
 
     @property
     def is_known(self) -> bool:
@@ -223,22 +230,29 @@ class TimeEstimator:
         """Whether the estimate excludes validations, because none has been timed."""
         return not self.valid_seconds and self.validations_left() > 0
 
-    def update(self, label: str, done: int, now: float) -> None:
-        """Receive the progress of training or of a validation."""
+    def update(self, label: str, done: int, now: float, n_setups: int = 0) -> None:
+        """Receive the progress of training or of a validation, and the number of setups so far."""
         if label != "step":
             self.validation_started_at = self.validation_started_at or now
             return
-        if self.first_step is None:
-            self.first_step = done, now
-        elif done >= self.first_step[0] + 2:
-            self.step_seconds = (now - self.first_step[1] - self.total_valid_seconds) / (done - self.first_step[0])
+        if self.window_start is None or n_setups != self.n_setups:
+            self.window_start, self.n_setups = (done, now), n_setups
+        first, started_at = self.window_start
+        if done > first and now - started_at >= WINDOW_SECONDS:
+            self.windows.append((done - first, now - started_at))
+            self.window_start = done, now
+            if len(self.windows) >= MIN_WINDOWS:
+                steps, seconds = zip(*list(self.windows)[len(self.windows) // 2 :], strict=True)
+                self.step_seconds = sum(seconds) / sum(steps)
         self.step, self.last_step_at = done, now
 
     def finish_validation(self, now: float) -> None:
-        """Record that a validation has ended."""
+        """Record that a validation has ended. It is not part of the window of steps around it."""
         if self.validation_started_at is not None:
             self.valid_seconds, self.validation_started_at = now - self.validation_started_at, None
-            self.total_valid_seconds += self.valid_seconds if self.first_step else 0.0
+            if self.window_start is not None:
+                first, started_at = self.window_start
+                self.window_start = first, started_at + self.valid_seconds
 
     def validations_left(self) -> int:
         """Return the number of remaining validations."""

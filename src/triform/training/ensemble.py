@@ -135,6 +135,11 @@ class EnsembleMember(Trainer):
         return super()._read_losses()
 
     @property
+    def n_setups(self) -> int:
+        stacked_models = self.ensemble.stacked_models
+        return 0 if stacked_models is None else stacked_models.graph_cache.n_setups
+
+    @property
     def is_training(self) -> bool:
         """Whether the member has neither ended nor diverged."""
         return not self.progress.finished and self.failure is None

@@ -15,7 +15,7 @@ from triform.training.freezing import count_trainable
 from triform.training.length import count_steps, resolve_length
 from triform.training.memory import free_memory, out_of_memory_error
 from triform.training.run_folder import RunFolder
-from triform.training.time_budget import estimate_seconds, measure_step_seconds
+from triform.training.time_budget import estimate_seconds, measure_step_times
 from triform.training.train_step import resolve_compute_dtype
 
 TIMING_BUDGET = 30.0  # seconds; a small part of it is used to time steps and a validation
@@ -73,7 +73,7 @@ def estimate_training(prepared: PreparedTask, folder: RunFolder) -> TrainingEsti
     workload = build_workload(config, config.data.longest_training_example, bf16=is_bf16, gpu=is_gpu)
     costs = estimate_costs(config, task.sizes, replace(workload, **trainable._asdict()))
     try:
-        step_seconds, valid_seconds = measure_step_seconds(prepared, folder, TIMING_BUDGET)
+        setup_seconds, step_seconds, valid_seconds = measure_step_times(prepared, folder, TIMING_BUDGET)
     except torch.OutOfMemoryError:
         raise out_of_memory_error(task, task.device, available_bytes) from None
     steps = count_steps(config, prepared)
@@ -85,7 +85,7 @@ def estimate_training(prepared: PreparedTask, folder: RunFolder) -> TrainingEsti
         memory_bytes=costs.training_bytes,
         available_bytes=available_bytes,
         steps=steps,
-        seconds=estimate_seconds(steps, max(1, eval_every), step_seconds, valid_seconds),
+        seconds=setup_seconds + estimate_seconds(steps, max(1, eval_every), step_seconds, valid_seconds),
         device=str(task.device),
         train_examples=len(prepared.train),
         valid_examples=len(prepared.valid or ()),

@@ -48,6 +48,11 @@ class GraphCache:
         else:
             fn(self.static_inputs[shapes], shapes)
 
+    @property
+    def n_setups(self) -> int:
+        """How often a call took longer than a replay, because its shape was new or was captured."""
+        return len(self.static_inputs) + len(self.graphs) if self.capture_enabled else 0
+
     def _capture(self, fn: GraphFn, shapes: Shapes) -> None:
         if len(self.graphs) == MAX_GRAPHS:
             self.capture_enabled = False

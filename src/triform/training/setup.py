@@ -184,7 +184,14 @@ def build_display(trainer: Trainer, max_steps: int, stream: TextIO | None) -> Pr
             task.shown_metrics,
             steps_per_epoch=trainer.steps_per_epoch if by_epoch else 0.0,
         )
-    return ProgressDisplay(max_steps, task.metric, stream, eval_every=trainer.eval_every, table=table)
+    return ProgressDisplay(
+        max_steps,
+        task.metric,
+        stream,
+        eval_every=trainer.eval_every,
+        table=table,
+        count_setups=lambda: trainer.n_setups,
+    )
 
 
 def _mean_length(prepared: PreparedTask) -> int:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+from itertools import count
 from math import ceil
+from statistics import fmean
 from time import monotonic as now
+from typing import NamedTuple
 
 import torch
 
@@ -30,6 +33,14 @@ DEFAULT_N_VALIDATIONS = 10  # used if train.eval_every is not set
 MAX_VALIDATION_SHARE = 1 / 3  # maximum fraction of the budget if train.eval_every is not set
 
 
+class StepTimes(NamedTuple):
+    """The seconds of the parts of a run."""
+
+    setups: float  # compiling and capturing, beyond the seconds of these steps
+    step: float
+    validation: float
+
+
 class TimingLimitReached(Exception):
     """A validation has run for long enough to extrapolate its time."""
 
@@ -46,16 +57,16 @@ def fit_steps_to_budget(prepared: PreparedTask, folder: RunFolder) -> tuple[Conf
     if not budget:
         return config, []
     try:
-        step_seconds, valid_seconds = measure_step_seconds(prepared, folder, budget)
+        setup_seconds, step_seconds, valid_seconds = measure_step_times(prepared, folder, budget)
     except torch.OutOfMemoryError:  # training will run out of memory too, and handles it
         return config, []
     max_steps = count_steps(config, prepared)
-    remaining_seconds = TRAINING_BUDGET_SHARE * budget - (now() - started_at)
+    remaining_seconds = TRAINING_BUDGET_SHARE * budget - (now() - started_at) - setup_seconds
     batches_per_epoch = prepared.train.sampler(config.train, config.seed).steps_per_epoch
     requested_every = steps_per_validation(config.train, batches_per_epoch)
     steps, eval_every = fit_steps(remaining_seconds, max_steps, step_seconds, valid_seconds, requested_every)
     seconds = estimate_seconds(steps, eval_every, step_seconds, valid_seconds)
-    duration = format_duration(seconds)
+    duration = format_duration(seconds + setup_seconds)
     if steps < max_steps:
         overrides: Settings = {
             "train.max_steps": steps,
@@ -98,8 +109,8 @@ def estimate_seconds(steps: int, eval_every: int, step_seconds: float, valid_sec
     return steps * step_seconds + ceil(steps / eval_every) * valid_seconds
 
 
-def measure_step_seconds(prepared: PreparedTask, folder: RunFolder, budget: float) -> tuple[float, float]:
-    """Return the seconds of a step and of a validation. Weights and random state are restored afterwards."""
+def measure_step_times(prepared: PreparedTask, folder: RunFolder, budget: float) -> StepTimes:
+    """Measure a few steps and a validation. Weights and random state are restored afterwards."""
     task, config = prepared.task, prepared.task.config
     initial_weights = {name: parameter.detach().clone() for name, parameter in task.model.named_parameters()}
     random_state = get_rng_state(task.device)
@@ -108,7 +119,7 @@ def measure_step_seconds(prepared: PreparedTask, folder: RunFolder, budget: floa
         trainer = Trainer(prepared.with_config(timing_config), folder, [], {})
         with trainer.train_step.training_context():
             task.model.train()
-            step_seconds = _measure_step(trainer, MAX_TIMING_SHARE * budget)
+            setup_seconds, step_seconds = _measure_step(trainer, MAX_TIMING_SHARE * budget)
             valid_seconds = _measure_validation(trainer, MAX_TIMING_SHARE * budget)
     finally:
         task.model.zero_grad(set_to_none=True)
@@ -118,21 +129,25 @@ def measure_step_seconds(prepared: PreparedTask, folder: RunFolder, budget: floa
         task.model.train()
         set_rng_state(random_state, task.device)
         gc.collect()
-    return step_seconds, valid_seconds
+    return StepTimes(setup_seconds, step_seconds, valid_seconds)
 
 
-def _measure_step(trainer: Trainer, limit_seconds: float) -> float:
-    started_at, steps = 0.0, -WARM_UP_STEPS
-    while True:
+def _measure_step(trainer: Trainer, limit_seconds: float) -> tuple[float, float]:
+    """Return the additional seconds of setups, which a run will repeat, and those of a step without one."""
+    setups: list[float] = []
+    steady: list[float] = []
+    for n_steps in count(1):
+        n_setups, started_at = trainer.n_setups, now()
         trainer.step()
         trainer.train_step.restore_losses([])
-        steps += 1
         if trainer.task.device.type == "cuda":
             torch.cuda.synchronize(trainer.task.device)
-        if steps == 0:
-            started_at = now()
-        elif steps == MAX_TIMED_STEPS or (steps > 0 and broadcast_value(now() - started_at >= limit_seconds)):
-            return max((now() - started_at) / steps, 1e-6)
+        if n_steps > WARM_UP_STEPS:
+            (steady if trainer.n_setups == n_setups else setups).append(now() - started_at)
+            if len(steady) == MAX_TIMED_STEPS or broadcast_value(sum(setups) + sum(steady) >= limit_seconds):
+                break
+    step_seconds = max(fmean(steady or setups), 1e-6)
+    return max(0.0, sum(setups) - len(setups) * step_seconds), step_seconds
 
 
 def _measure_validation(trainer: Trainer, limit_seconds: float) -> float:

@@ -78,6 +78,11 @@ class TrainStep:
         self.ema = [torch.zeros_like(p) for p in self.trainable_weights] if is_averaged else []
 
     @property
+    def n_setups(self) -> int:
+        """How many steps took longer than later ones will, because they compiled or captured a shape of batches."""
+        return 0
+
+    @property
     def optimizer_parameters(self) -> list[Tensor]:
         """The trainable parameters, in the order of the optimizer."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]

@@ -102,6 +102,11 @@ class Trainer(Interruptible):
         return self.sampler.steps_per_epoch / self.config.grad_accumulation
 
     @property
+    def n_setups(self) -> int:
+        """How many steps say nothing about the time of later ones."""
+        return self.train_step.n_setups
+
+    @property
     def eval_sets(self) -> list[Dataset]:
         """The validation set, if there is one, and the sets that are evaluated with it."""
         return [*([] if self.valid_data is None else [self.valid_data]), *self.monitors.values()]
