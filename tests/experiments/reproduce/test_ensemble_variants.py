@@ -109,6 +109,46 @@ def test_ensembles_and_students_get_rows_in_the_result(data: Path, tmp_path: Pat
     assert max(teachers).count("seed-") == 2
 
 
+def count_runs(folder: Path) -> int:
+    return len(list(folder.rglob("seed-*/config.toml")))
+
+
+def test_one_seed_is_one_run_and_makes_no_ensemble(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    system = replace(parse_system(DECLARATION, "imdb-encoder"), name="imdb-encoder")
+    options = ReproduceOptions(
+        data=str(data), out=tmp_path / "runs", results=tmp_path / "results", variant="best", device="cpu", seeds=1
+    )
+    result = reproduce(system, options)
+    assert [entry["name"] for entry in result["variants"]] == ["single"]
+    assert count_runs(tmp_path / "runs") == 1
+    messages = capsys.readouterr().err
+    for name in ("together", "student"):
+        assert f"imdb-encoder, {name}: skipped, because one seed makes no ensemble" in messages
+    for name in ("together", "student"):
+        with pytest.raises(ConfigError, match=f"--seeds 1: {name} needs an ensemble, which needs at least 2 seeds"):
+            reproduce(system, replace(options, variant=name))
+
+
+@pytest.mark.parametrize(("seeds", "n_members", "n_ensembles"), [(2, 2, 1), (4, 3, 1)])
+def test_ensembles_combine_the_runs_of_the_seeds_and_no_others(
+    seeds: int, n_members: int, n_ensembles: int, data: Path, tmp_path: Path
+) -> None:
+    variants = {**DECLARATION["variants"], "together": DECLARATION["variants"]["together"] | {"ensemble_size": 3}}
+    system = replace(parse_system({**DECLARATION, "variants": variants}, "imdb-encoder"), name="imdb-encoder")
+    options = ReproduceOptions(
+        data=str(data), out=tmp_path / "runs", results=tmp_path / "results", device="cpu", seeds=seeds
+    )
+    reproduce(system, replace(options, variant="single"))
+    result = reproduce(system, replace(options, variant="together"))
+    single, ensemble = result["variants"]
+    assert ensemble["parameters"] == n_members * single["parameters"]
+    assert len(ensemble["runs"]) == n_ensembles
+    assert ensemble["about"].endswith("here of 2 (--seeds 2)") == (seeds == 2)
+    assert count_runs(tmp_path / "runs") == seeds
+
+
 def test_a_student_whose_teacher_diverged_fails_and_the_others_are_trained(data: Path, tmp_path: Path) -> None:
     single, ensemble, student = parse_system(DECLARATION, "imdb-encoder").variants
     unstable: Settings = {"train.optimizer": "sgd", "train.lr": 1e30, "train.clip_norm": 0.0}

@@ -10,7 +10,7 @@ from typing import Any
 from triform.config.settings import Settings, merge_settings
 from triform.data.files import content_sha256
 from triform.device import resolve_device
-from triform.errors import DataError
+from triform.errors import ConfigError, DataError
 from triform.evaluation.metrics import bleu_signature
 from triform.experiments.engine import (
     SeedResult,
@@ -105,12 +105,20 @@ def reproduce(system: ReferenceSystem, options: ReproduceOptions) -> ExperimentR
 
 
 def _available_variants(system: ReferenceSystem, options: ReproduceOptions) -> list[SystemVariant]:
-    """Return the variants to run. Those whose published model is missing are skipped.
+    """Return the variants to run. Those whose published model or whose ensemble is missing are skipped.
 
     Raises:
-        DataError: No variant is left.
+        ConfigError: One seed makes none of the variants.
+        DataError: No variant has its published model.
     """
     variants = system.select_variants(options.variant)
+    if options.seeds == 1:
+        ensembles = [variant.name for variant in variants if system.needs_ensemble(variant)]
+        if len(ensembles) == len(variants):
+            raise ConfigError(f"--seeds 1: {ensembles[0]} needs an ensemble, which needs at least 2 seeds")
+        for name in ensembles:
+            print_message(f"{system.name}, {name}: skipped, because one seed makes no ensemble (--seeds 1)")
+        variants = [variant for variant in variants if variant.name not in ensembles]
     missing_paths = {
         variant.name: path
         for variant in variants
@@ -188,9 +196,17 @@ def _prepare_variant(
 def _prepare_ensemble(
     variant: SystemVariant, data: ExperimentData, options: ReproduceOptions, folder: Path
 ) -> PreparedVariant:
-    """Return a variant whose seeds are ensembles of runs of another variant. No run is in two of them."""
+    """Return a variant whose seeds are ensembles of runs of another variant. No run is in two of them.
+
+    With `--seeds`, they combine as many runs as there are, and no further runs are trained for them.
+    """
     base = _prepare_variant(data.system.find_variant(variant.ensemble_of), data, options, folder)
-    n_ensembles, size = options.seeds or variant.seeds, variant.ensemble_size
+    n_ensembles, size = variant.seeds, variant.ensemble_size
+    if options.seeds:
+        size = min(size, options.seeds)
+        n_ensembles = options.seeds // size
+    if size < variant.ensemble_size:
+        variant = replace(variant, description=f"{variant.description}, here of {size} (--seeds {options.seeds})")
     if options.smoke:
         n_ensembles, size = 1, SMOKE_SEEDS
     members = replace(base.spec, seeds=range(n_ensembles * size))

@@ -136,6 +136,11 @@ class ReferenceSystem:
         """Return the variant with a name."""
         return next(variant for variant in self.variants if variant.name == name)
 
+    def needs_ensemble(self, variant: SystemVariant) -> bool:
+        """Return whether a variant is an ensemble, or learns from one."""
+        teacher = variant.distill_from and self.find_variant(variant.distill_from)
+        return bool(variant.ensemble_of or (teacher and teacher.ensemble_of))
+
     def select_variants(self, name: str) -> list[SystemVariant]:
         """Return the variants of a group, or the variant with this name.
 
