@@ -23,9 +23,7 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev lint types
 	@echo "== Running the tests"
-	@$(PYTEST); code=$$?; \
-	if [ $$code -eq 1 ]; then echo "== Running the failed tests once more, one at a time"; \
-	$(PYTEST) --numprocesses 0 --last-failed --last-failed-no-failures none; else exit $$code; fi
+	@$(PYTEST)
 
 coverage: $(VENV)/.installed-dev
 	@echo "== Running the tests and counting the lines that they run (somewhat longer than make test)"

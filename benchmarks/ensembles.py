@@ -22,6 +22,7 @@ import torch
 
 from benchmarks.options import build_parser, default_device
 from triform.experiments.seeds import train_seeds
+from triform.io.events import read_events
 from triform.launch import train
 
 VOCAB_WORDS = 5_751  # the vocabulary of the speeches without the four special tokens
@@ -48,8 +49,8 @@ def time_training(
     total_seconds = time.perf_counter() - start_time
     training_seconds = []
     for folder in folders:
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        training_seconds += [json.loads(line)["seconds"] for line in lines if '"event": "end"' in line]
+        events = read_events(folder / "metrics.jsonl")
+        training_seconds += [event["seconds"] for event in events if event["event"] == "end"]
     return total_seconds, max(training_seconds)
 
 

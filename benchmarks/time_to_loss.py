@@ -11,7 +11,6 @@ windows.
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 import time
@@ -27,6 +26,7 @@ from benchmarks.options import build_parser, default_device
 from benchmarks.plain import PlainGPT
 from benchmarks.report import BenchmarkReport
 from triform.data.builtin import stories
+from triform.io.events import read_events
 from triform.launch import train
 
 STEP_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)  # of the steps of the peer, tried in this order
@@ -149,7 +149,7 @@ def train_triform(
         device=report.device.type,
         quiet=True,
     )
-    events = map(json.loads, (run.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    events = read_events(run.path / "metrics.jsonl")
     [seconds] = [event["seconds"] for event in events if event["event"] == "train" and event["step"] == n_steps]
     return seconds, run.evaluate(str(files[1]))["loss"]
 

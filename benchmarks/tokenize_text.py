@@ -18,6 +18,7 @@ import platform
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     options = parser.parse_args(arguments)
     megabytes, vocab_size, repeats = (0.1, 400, 2) if options.smoke else (options.megabytes, options.vocab_size, 7)
-    lines = load_text(options.file, megabytes).splitlines(keepends=True)
+    lines = list(StringIO(load_text(options.file, megabytes)))  # lines end at "\n" only
     if options.vocabulary:
         bpe = read_tokenizer(options.vocabulary)
     else:

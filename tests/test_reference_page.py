@@ -98,7 +98,7 @@ def test_the_fields_of_events_are_those_that_a_run_writes(tmp_path: Path) -> Non
     rows = {
         line.split("`")[1]: line for line in section("### metrics.jsonl").splitlines() if line.startswith("| `")
     }
-    events = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    events = [json.loads(line) for line in (run.path / "metrics.jsonl").read_bytes().splitlines()]
     assert {"start", "train", "valid", "best", "end", "sample"} <= {event["event"] for event in events}
     for event in events:
         fields = event.keys() - {"event", "accuracy", "f1", "rows"}  # the metrics of the task

@@ -137,7 +137,7 @@ def format_table(rows: Sequence[Sequence[str]], align: str = "l") -> str:
     console = Console(width=width, force_terminal=False, color_system=None)
     with console.capture() as capture:
         console.print(_build_table(rows, align))
-    return "\n".join(line.rstrip() for line in capture.get().rstrip("\n").splitlines())
+    return "\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n"))
 
 
 def _build_table(rows: Sequence[Sequence[str]], align: str) -> Table:

@@ -257,7 +257,7 @@ def test_a_run_whose_data_has_gone_says_which_file(triform: Command, tmp_path: P
 
 
 def read_notices(run: Path) -> list[str]:
-    events = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    events = map(json.loads, (run / "metrics.jsonl").read_bytes().splitlines())
     return [event["text"] for event in events if event["event"] == "notice" and "memorisation" in event["text"]]
 
 

@@ -197,7 +197,7 @@ def test_long_texts_are_cut_for_a_classifier_with_a_count_in_the_log(
     assert result.code == 0
     note = f"{files.csv}: 40 of 40 texts were truncated to 5 tokens (data.max_len)"
     assert note in result.err
-    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_bytes().splitlines()]
     assert {"event": "notice", "level": "info", "text": note} in events
     assert f"note: {note}" in triform("evaluate", run, "--data", files.csv).err
     result = triform("predict", run, "the soup was lovely " * 200)
@@ -330,7 +330,7 @@ def test_without_data_a_run_is_scored_on_what_was_held_out_of_its_own(
 ) -> None:
     run = tmp_path / "run"
     assert train("classify", "--data", files.csv, "--out", run, "--set", "data.valid_fraction=0.2").code == 0
-    last = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    last = [json.loads(line) for line in (run / "metrics.jsonl").read_bytes().splitlines()]
     best = [event["value"] for event in last if event["event"] == "best"][-1]
     assert triform("evaluate", run, "--json").json["sets"]["valid"]["accuracy"] == best
     full_run = tmp_path / "whole"

@@ -339,7 +339,7 @@ def test_a_stored_config_leaves_nothing_open(request: pytest.FixtureRequest, nam
 @pytest.mark.parametrize("name", ["classifier", "writer", "translator"])
 def test_metrics_tell_the_whole_story_one_event_a_line(request: pytest.FixtureRequest, name: str) -> None:
     run = request.getfixturevalue(name)
-    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_bytes().splitlines()]
     kinds = [event["event"] for event in events]
     assert kinds[0] == "start"
     assert kinds.count("train") == kinds.count("valid") == 4

@@ -68,7 +68,7 @@ def test_a_finished_run_records_the_details_of_its_validation_data(classifier: P
     for run in (classifier, writer):
         (event,) = [
             line
-            for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+            for line in map(json.loads, (run / "metrics.jsonl").read_bytes().splitlines())
             if line["event"] == "details"
         ]
         loaded_run = load(run, device="cpu")

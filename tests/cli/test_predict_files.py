@@ -185,7 +185,7 @@ def test_notes_are_counted_and_written_where_there_are_any(
         *("", "the text is empty", "no word of the text is in the vocabulary", "the text is empty")
     ]
     assert triform("predict", classifier, "--input", table, "--output", tmp_path / "o.jsonl").code == 0
-    written = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
+    written = [json.loads(line) for line in (tmp_path / "o.jsonl").read_bytes().splitlines()]
     assert [row.get("notes") for row in written][:2] == [None, ["the text is empty"]]
     assert triform("predict", classifier, "the soup", "--output", out).code == 0
     assert "notes" not in read_csv(out)[0]

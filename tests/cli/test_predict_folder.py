@@ -107,7 +107,7 @@ def test_every_task_and_kind_of_file_gives_the_same_as_a_single_file(
         assert join_parts(folder) == single.read_bytes()
         single_call = triform("predict", run, "--input", path, *column, *options, "--json").json
         key = {classifier: "label", writer: "continuation", translator: "translation"}[run]
-        written = [json.loads(line)[f"predicted_{key}"] for line in single.read_text().splitlines()]
+        written = [json.loads(line)[f"predicted_{key}"] for line in single.read_bytes().splitlines()]
         assert written == [prediction["output"] for prediction in single_call]
 
 

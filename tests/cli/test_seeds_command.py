@@ -89,8 +89,8 @@ def test_interrupted_seeds_say_how_to_go_on_and_do(
     assert f"continue with: triform train classify --out {out} --seeds 3 --seed 2 --resume" in result.err
     assert train(*arguments, "--resume").code == 0
     for seed in (2, 3, 4):
-        lines = (out / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()
-        assert [json.loads(line)["reason"] for line in lines if '"end"' in line] == ["max_steps"]
+        lines = (out / f"seed-{seed}" / "metrics.jsonl").read_bytes().splitlines()
+        assert [json.loads(line)["reason"] for line in lines if b'"end"' in line] == ["max_steps"]
 
 
 def test_seeds_that_join_later_train_as_the_others_did(

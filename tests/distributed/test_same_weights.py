@@ -86,7 +86,7 @@ def train_alone(runs: list[dict[str, Any]], folder: Path) -> None:
 
 
 def read_losses(path: Path) -> list[float]:
-    events = map(json.loads, (path / "metrics.jsonl").read_text().splitlines())
+    events = map(json.loads, (path / "metrics.jsonl").read_bytes().splitlines())
     return [event["loss"] for event in events if event["event"] in ("train", "valid")]
 
 

@@ -226,7 +226,7 @@ def test_a_cut_last_line_is_passed_over(report: Callable[..., str]) -> None:
 
 def test_damaged_lines_in_the_middle_are_counted(report: Callable[..., str]) -> None:
     text = report(run_events(), tail='{"event": "tr{"event": "resume"}\n[1]\n{"event": ["x"]}\n{"event": "new"}\n')
-    assert "This page skips 1 damaged line of metrics.jsonl." in text
+    assert "This page skips 3 damaged lines of metrics.jsonl." in text
 
 
 def test_values_that_are_not_numbers_are_skipped(report: Callable[..., str]) -> None:

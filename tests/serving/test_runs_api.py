@@ -52,8 +52,8 @@ def append_events(folder: Path, *events: dict[str, Any]) -> None:
 
 def drop_events(folder: Path, *kinds: str) -> None:
     path = folder / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    path.write_text("".join(line for line in lines if json.loads(line)["event"] not in kinds), encoding="utf-8")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(line for line in lines if json.loads(line)["event"] not in kinds))
 
 
 def test_the_list_shows_what_the_files_of_each_run_say(client: TestClient, runs_folder: Path) -> None:

@@ -31,7 +31,7 @@ def train_run(rows: str, out: Path, train_settings: dict[str, Any], **kwargs: An
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_bytes().splitlines()]
     return [
         {key: value for key, value in row.items() if key not in TIMING_FIELDS}
         for row in rows

@@ -34,7 +34,7 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read_events(run: triform.Run, name: str) -> list[dict[str, Any]]:
-    lines = (run.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (run.path / "metrics.jsonl").read_bytes().splitlines()
     return [event for event in map(json.loads, lines) if event["event"] == name]
 
 

@@ -96,7 +96,7 @@ def load_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def read_events(folder: Path, event_name: str) -> list[dict[str, Any]]:
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (folder / "metrics.jsonl").read_bytes().splitlines()
     timing_fields = ("seconds", "tokens_per_s", "step_ms", "peak_memory", "real_share")
     all_events = [json.loads(line) for line in lines]
     return [

@@ -91,7 +91,7 @@ def test_a_run_is_resumed_exactly_and_ends_in_format_2(name: str, movable: Calla
 
 
 def assert_resumed_run_is_complete(run: Run, name: str) -> None:
-    events = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    events = [json.loads(line) for line in (run.path / "metrics.jsonl").read_bytes().splitlines()]
     final_loss = [event["loss"] for event in events if event["event"] == "valid"][-1]
     assert final_loss == pytest.approx(EXPECTED[name]["final_loss"], rel=1e-4)
     assert read_run_format(run.path) == 2

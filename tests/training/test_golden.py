@@ -20,8 +20,9 @@ from triform.config import Config, TaskName
 from triform.config.settings import build_config
 from triform.data.samplers import Indices
 from triform.errors import DivergedError
+from triform.io.events import Event
 from triform.tasks import TASKS, PreparedTask
-from triform.training.callbacks import Callback, Event
+from triform.training.callbacks import Callback
 from triform.training.run_folder import RunFolder
 from triform.training.trainer import Trainer
 

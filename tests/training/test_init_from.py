@@ -70,7 +70,7 @@ def fine_tune(
 
 
 def read_notices(run: Path) -> list[str]:
-    events = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    events = map(json.loads, (run / "metrics.jsonl").read_bytes().splitlines())
     return [event["text"] for event in events if event["event"] == "notice"]
 
 

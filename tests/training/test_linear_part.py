@@ -266,12 +266,14 @@ def test_a_finished_run_that_is_resumed_is_refitted_to_the_same_bits(rows: str, 
     run = refit_run(rows, tmp_path / "run")
     before, report = (
         run.path.joinpath("model.safetensors").read_bytes(),
-        run.path.joinpath("metrics.jsonl").read_text(),
+        run.path.joinpath("metrics.jsonl").read_bytes(),
     )
     train("classify", out=run.path, device="cpu", quiet=True, resume=True)
     assert run.path.joinpath("model.safetensors").read_bytes() == before
-    samples = [line for line in run.path.joinpath("metrics.jsonl").read_text().splitlines() if '"details"' in line]
-    assert [line for line in report.splitlines() if '"details"' in line][-1:] == samples[-1:]
+    samples = [
+        line for line in run.path.joinpath("metrics.jsonl").read_bytes().splitlines() if b'"details"' in line
+    ]
+    assert [line for line in report.splitlines() if b'"details"' in line][-1:] == samples[-1:]
 
 
 def test_a_refitted_run_without_a_checkpoint_asks_for_another_file(rows: str, tmp_path: Path) -> None:

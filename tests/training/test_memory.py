@@ -157,7 +157,7 @@ def test_with_auto_batch_a_run_goes_on_in_smaller_batches(
     )  # fmt: skip
     assert (run.config.train.batch_size, run.config.train.grad_accumulation) == (2, 4)
     assert batch_sizes[:3] == [8, 4, 2]
-    events = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (run.path / "metrics.jsonl").read_bytes().splitlines()]
     assert [event["step"] for event in events if event["event"] == "end"] == [6]
     assert "6 steps" in out.getvalue()
     assert "to fit the memory of the device: train.batch_size=2, train.grad_accumulation=4\n" in out.getvalue()

@@ -116,7 +116,7 @@ def test_what_is_kept_is_the_average_and_what_goes_on_is_not(rows: str, tmp_path
     )
 
     def losses(path: Path) -> list[float]:
-        lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = (path / "metrics.jsonl").read_bytes().splitlines()
         return [event["loss"] for event in map(json.loads, lines) if event["event"] == "train"]
 
     assert losses(plain) == losses(averaged), "an average changes nothing of how a run learns"

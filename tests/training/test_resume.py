@@ -91,7 +91,7 @@ def assert_same_run(first: Path, second: Path) -> None:
 
 def read_events(path: Path) -> list[dict[str, object]]:
     timing_fields = ("seconds", "time", "tokens_per_s", "step_ms", "real_share", "peak_memory")
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_bytes().splitlines()]
     return [
         {key: value for key, value in row.items() if key not in timing_fields}
         for row in rows

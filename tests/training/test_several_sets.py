@@ -64,13 +64,13 @@ def train(sets: dict[str, str], task: Any, out: Path, **settings: Any) -> trifor
 
 
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (folder / "metrics.jsonl").read_bytes().splitlines()
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
 def without_times(folder: Path) -> list[dict[str, Any]]:
     timed = ("seconds", "time", "tokens_per_s", "step_ms", "peak_memory", "real_share")
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    lines = map(json.loads, (folder / "metrics.jsonl").read_bytes().splitlines())
     return [
         {key: value for key, value in event.items() if key not in timed}
         for event in lines

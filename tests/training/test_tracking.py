@@ -14,8 +14,9 @@ import pytest
 
 import triform
 from triform.errors import ConfigError, RunInterruptedError
+from triform.io.events import Event
 from triform.training import trackers, tracking
-from triform.training.callbacks import Callback, Event
+from triform.training.callbacks import Callback
 from triform.training.tracking import parse_trackers
 from triform.training.trainer import Trainer
 
@@ -65,7 +66,7 @@ def train_in_two_parts(name: str, tmp_path: Path) -> Path:
 
 def read_run(out: Path) -> tuple[dict[int, float], dict[int, float], float]:
     """Return the losses and the validation metrics by step, and the best metric, from metrics.jsonl."""
-    events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (out / "metrics.jsonl").read_bytes().splitlines()]
     losses = {event["step"]: event["loss"] for event in events if event["event"] == "train"}
     metrics = {event["step"]: event["accuracy"] for event in events if event["event"] == "valid"}
     return losses, metrics, next(event["best"] for event in events if event["event"] == "end")

@@ -22,6 +22,7 @@ from triform.errors import CheckpointError, DivergedError, FolderInUseError, Run
 from triform.experiments.seeds import format_failures, train_seed_list
 from triform.formatting import print_message
 from triform.io.errors import damaged_error, write_run_text
+from triform.io.events import read_events
 from triform.io.files import write_text
 from triform.io.locks import find_lock_holder, folder_lock
 from triform.launch import RunOptions, write_untrained_run
@@ -284,10 +285,7 @@ def _failure_reasons(spec: VariantSpec, seed: int) -> str:
 
 def failure_reason(folder: RunFolder) -> str:
     """Return the reason why training diverged, from the log of the run, or "" if it did not."""
-    if not folder.metrics_file.exists():
-        return ""
-    lines = folder.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines()
-    diverged_events = [json.loads(line) for line in lines if '"event": "diverged"' in line]
+    diverged_events = [event for event in read_events(folder.metrics_file) if event["event"] == "diverged"]
     return str(diverged_events[-1].get("text", "diverged")) if diverged_events else ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -12,6 +11,7 @@ from triform.evaluation.statistics import SampleSummary, summarise
 from triform.formatting import format_mean, format_metric, metric_label, metric_scale, metric_title
 from triform.html.elements import render_table
 from triform.html.notebook import render_output
+from triform.io.events import read_events
 from triform.reporting.interval_plot import Strip, render_interval_plot
 from triform.run import Run, load
 from triform.tasks import choose_task
@@ -82,5 +82,5 @@ def _read_best_metric(folder: RunFolder, metric: str) -> float | None:
 
 
 def _read_last_loss(folder: RunFolder) -> float:
-    events = (json.loads(line) for line in folder.metrics_file.read_text(encoding="utf-8").splitlines())
+    events = read_events(folder.metrics_file)
     return [float(event["loss"]) for event in events if event["event"] == "train"][-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any, TypeGuard
 
 from triform.errors import DataError
 from triform.formatting import METRICS
+from triform.io.events import parse_events
 from triform.io.run_layout import CONFIG_FILE, METRICS_FILE
 from triform.reporting.charts import Point
 
@@ -100,19 +100,9 @@ def read_history(folder: Path) -> RunHistory:
     """
     path = folder / METRICS_FILE
     try:
-        lines = path.read_bytes().decode("utf-8", errors="replace").split("\n")
+        parsed, n_unreadable = parse_events(path.read_bytes())
     except OSError as error:
         raise DataError("there is no metrics.jsonl; pass the folder of a training run", path=path) from error
-    parsed: list[Event] = []
-    n_unreadable = 0
-    for line_number, line in enumerate(lines, start=1):
-        try:
-            event = json.loads(line) if line.strip() else {}
-        except (ValueError, RecursionError):
-            n_unreadable += line_number < len(lines)
-            continue
-        if isinstance(event, dict):
-            parsed.append(event)
     name, settings = folder.resolve().name, _read_settings(folder)
     return build_history(name, parsed, settings=settings, n_unreadable=n_unreadable)
 

@@ -56,7 +56,7 @@ def describe_exit(exit_code: int, log: str) -> str:
 
 def find_error_line(log: str) -> str:
     """Return the last error in the log of a command, or ""."""
-    lines = [line.removeprefix(ERROR_PREFIX) for line in log.splitlines() if line.startswith(ERROR_PREFIX)]
+    lines = [line.removeprefix(ERROR_PREFIX) for line in log.split("\n") if line.startswith(ERROR_PREFIX)]
     return lines[-1] if lines else ""
 
 

@@ -13,10 +13,10 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
+from triform.io.events import Event, parse_event
 from triform.reporting.run_history import is_finite
-from triform.serving.run_list import parse_event
 
 MAX_POINTS = 2_000  # of the training curve
 MAX_OTHER_POINTS = 400  # of the curve of a validation set, and of other kinds of events
@@ -28,8 +28,6 @@ MAX_SEARCH_READS = 8  # for one validation
 MAX_NEW_BYTES = 4 << 20  # more new lines than this are thinned as well
 FINGERPRINT_BYTES = 64
 TRAIN_KEYS = ("event", "step", "epoch", "loss", "lr", "tokens_per_s", "grad_norm", "seconds")
-
-Event = dict[str, Any]
 
 
 @dataclass(kw_only=True)

@@ -15,10 +15,11 @@ from triform.config.settings import DEFAULTS, flatten_config, format_setting
 from triform.errors import DataError, TriformError
 from triform.evaluation.details import DetailTable, build_tables, count_examples, details_to_dict
 from triform.formatting import METRICS, metric_scale, metric_title
+from triform.io.events import Event
 from triform.io.run_config import read_run_config, read_setting_sources
 from triform.reporting.run_history import is_finite
 from triform.run import Run
-from triform.serving.metrics_tail import Event, MetricsTail
+from triform.serving.metrics_tail import MetricsTail
 from triform.serving.run_list import MetricValue, name_metric
 
 MAX_FILES = 200

@@ -20,6 +20,7 @@ import msgspec
 
 from triform.errors import TriformError
 from triform.formatting import format_metric, metric_title
+from triform.io.events import parse_event
 from triform.io.locks import LockHolder, find_lock_holder
 from triform.io.run_config import read_run_config
 from triform.io.run_layout import (
@@ -192,15 +193,6 @@ def _find_last_events(content: bytes, offset: int) -> dict[str, Event]:
             last.pop(event["event"], None)  # the order of the kinds is that of their last events
             last[event["event"]] = event
     return last
-
-
-def parse_event(line: bytes) -> dict[str, Any] | None:
-    """Return the event on a line of metrics.jsonl, or None for a damaged or incomplete line."""
-    try:
-        event = msgspec.json.decode(line) if line.strip() else None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
 
 
 def _find_state(folder: Path, holder: LockHolder | None, last: Mapping[str, Event]) -> tuple[State, str]:

@@ -15,12 +15,13 @@ import msgspec
 from starlette.responses import Response, StreamingResponse
 
 from triform.errors import CheckpointError, TriformError
+from triform.io.events import Event
 from triform.io.locks import find_lock_holder
 from triform.io.run_layout import METRICS_FILE
 from triform.serving import run_details
 from triform.serving.comparison import PLAN_FILE
 from triform.serving.endpoints import ApiError, Call, Endpoint, encode_json
-from triform.serving.metrics_tail import Event, MetricsTail
+from triform.serving.metrics_tail import MetricsTail
 from triform.serving.models import find_runs, resolve_below
 from triform.serving.run_list import RunSummary
 from triform.serving.server import Server

@@ -189,7 +189,7 @@ class TextGenerator(Predictor):
     def _original_prompts(self) -> list[str]:
         """Return the first words of a few lines, for tokenizers that are not lossless."""
         examples = self.task.data.iter_examples()
-        lines = (line.split(maxsplit=8)[:8] for chunk in examples for line in chunk.text.splitlines())
+        lines = (line.split(maxsplit=8)[:8] for chunk in examples for line in chunk.text.split("\n"))
         prompts = [" ".join(words) for words in islice(lines, MAX_PROMPT_LINES) if words]
         usable = [prompt for prompt in prompts if not self.task.tokenizer.find_unknown(prompt)]
         return usable[:: max(1, len(usable) // 3)][:3]

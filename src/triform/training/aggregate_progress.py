@@ -7,7 +7,8 @@ from threading import Lock
 
 from triform.evaluation.statistics import summarise
 from triform.formatting import METRICS, format_mean
-from triform.training.callbacks import Callback, Event
+from triform.io.events import Event
+from triform.training.callbacks import Callback
 from triform.training.display import ProgressDisplay
 
 

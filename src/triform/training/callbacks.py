@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from triform.io.errors import write_errors, write_run_text
-
-Event = dict[str, Any]
+from triform.io.events import Event, read_events
 
 
 class Callback:
@@ -77,9 +76,8 @@ class MetricsFile(Callback):
 
     def _reopen(self, step: int, max_steps: int) -> None:
         """Remove the `end` event at `step`, and events that an extended run wrote after its last checkpoint."""
-        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
         retained = []
-        for event in filter(None, map(_parse_event, lines)):
+        for event in read_events(self.path):
             if event["event"] not in ("end", "sample", "details", "baseline") and event.get("step", 0) <= step:
                 retained.append(event | ({"max_steps": max_steps} if event["event"] == "start" else {}))
         write_run_text(self.path, "".join(_format_event(event) + "\n" for event in retained))
@@ -94,17 +92,13 @@ class MetricsFile(Callback):
 
 
 def _format_event(event: Event) -> str:
-    return json.dumps({name: _replace_non_finite(value) for name, value in event.items()}, ensure_ascii=False)
-
-
-def _parse_event(line: str) -> Event | None:
-    """Return the event on a line, or None if the line is incomplete because the process was killed."""
-    try:
-        return dict(json.loads(line))
-    except ValueError:
-        return None
+    return json.dumps(_replace_non_finite(event), ensure_ascii=False)
 
 
 def _replace_non_finite(value: Any) -> Any:
     """Replace NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _replace_non_finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replace_non_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

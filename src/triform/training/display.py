@@ -9,8 +9,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from triform.formatting import format_duration, format_metric, print_message
+from triform.io.events import Event
 from triform.notebook import message_stream, notebook_shell
-from triform.training.callbacks import Callback, Event
+from triform.training.callbacks import Callback
 from triform.training.notebook_bar import NotebookBar
 from triform.training.validation_table import ValidationTable
 

@@ -22,6 +22,7 @@ from triform.errors import CheckpointError
 from triform.io import files
 from triform.io.digests import atomic_recorded_files, record_digests, verify_digests
 from triform.io.errors import damaged_error, write_errors, write_run_text
+from triform.io.events import read_events
 from triform.io.locks import folder_lock
 from triform.io.migration import migrate_checkpoint_tensors, migrate_state, migrate_tensors
 from triform.io.run_config import encode_run_config, read_run_config, read_run_format, read_setting_sources
@@ -271,10 +272,8 @@ class RunFolder:
 
     def metrics_show_end(self) -> bool:
         """Return whether training ended without an interruption, according to the metrics."""
-        if not self.metrics_file.exists():
-            return False
-        lines = self.metrics_file.read_text(encoding="utf-8").splitlines()
-        return any('"event": "end"' in line and '"reason": "interrupted"' not in line for line in lines)
+        events = read_events(self.metrics_file)
+        return any(event["event"] == "end" and event.get("reason") != "interrupted" for event in events)
 
     def is_finished(self) -> bool:
         """Return whether training has finished."""

@@ -21,7 +21,8 @@ from triform.config import Config
 from triform.config.settings import flatten_config
 from triform.errors import ConfigError, WarningText, format_notice, install_command
 from triform.formatting import print_message
-from triform.training.callbacks import Callback, Event
+from triform.io.events import Event
+from triform.training.callbacks import Callback
 
 TRACKER_PACKAGES = {  # the package that each tracker imports
     "tensorboard": "tensorboard",

@@ -210,6 +210,17 @@ def test_another_published_model_in_the_same_place_is_trained_again(data: Path, 
     assert run_smoke(system, sets, tmp_path)["variants"][0]["runs"] != first
 
 
+def test_a_sample_may_contain_characters_that_end_lines_elsewhere(data: Path, tmp_path: Path) -> None:
+    system = get_system("finetune-gpt2")
+    system = replace(system, variants=[item for item in system.variants if item.name == "full"])
+    first = run_smoke(system, data, tmp_path, seeds=1)["variants"][0]
+    (metrics_file,) = tmp_path.glob("runs/*/*/seed-0/metrics.jsonl")
+    sample = {"event": "sample", "step": 4, "input": "", "output": "12\x85 34\u2028 56\x0b\x1c"}
+    with metrics_file.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(sample, ensure_ascii=False) + "\n")
+    assert run_smoke(system, data, tmp_path, seeds=1)["variants"][0]["curves"] == first["curves"]
+
+
 def test_a_smoke_run_replaces_no_result(data: Path, tmp_path: Path) -> None:
     write_result(tmp_path / "results", empty_result("speeches-lm", smoke=False))
     before = (tmp_path / "results" / "speeches-lm.json").read_bytes()

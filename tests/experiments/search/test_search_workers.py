@@ -58,7 +58,7 @@ def kill_in_the_middle_of_a_trial(worker: Any, out: Path) -> Path:
 
 
 def read_events(run_folder: Path, name: str) -> list[dict[str, Any]]:
-    lines = (run_folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (run_folder / "metrics.jsonl").read_bytes().splitlines()
     return [event for event in map(json.loads, lines) if event["event"] == name]
 
 

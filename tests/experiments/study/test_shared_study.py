@@ -60,7 +60,7 @@ def wait_for(condition: Any, description: str, seconds: float = 120.0) -> None:
 
 
 def read_events(folder: Path, name: str) -> list[dict[str, Any]]:
-    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
     return [event for event in events if event["event"] == name]
 
 

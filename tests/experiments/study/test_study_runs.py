@@ -242,7 +242,7 @@ def test_a_pair_is_compared_over_the_seeds_that_both_have(
     full_result = run_study(spec, out="out")
     metrics = workdir / "out" / "narrow" / "seed-1" / "metrics.jsonl"
     with metrics.open("a", encoding="utf-8") as file:
-        file.write('{"event": "diverged", "step": 4, "text": "the loss is not finite at step 4"}\n')
+        file.write('{"event": "diverged", "step": 4, "text": "the loss\u2028is not finite at step 4"}\n')
     result = run_study(spec, out="out")
     assert result.comparisons[0].difference.pairs == 2
     metric_values = [

@@ -218,9 +218,9 @@ def test_the_confusion_matrix_is_that_of_the_api(studio: str, open_tab: Any) -> 
 
 def test_predictions_are_made_again_for_each_new_best(copies: Path, start_studio: Any, open_tab: Any) -> None:
     path = copies / "reviews" / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = path.read_bytes().splitlines(keepends=True)
     running = [line for line in lines if json.loads(line)["event"] not in ("end", "sample")]
-    path.write_text("".join(running), encoding="utf-8")
+    path.write_bytes(b"".join(running))
     tab = open_tab(start_studio(folder=copies), "#/run/reviews")
     tab.click("button:text-is('Compute')")
     tab.wait_for_selector(".confusion")

@@ -99,11 +99,6 @@ def _cpu_name() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def read_events(metrics_file: Path) -> list[dict[str, Any]]:
-    """Read the events of a run from its metrics.jsonl."""
-    return [json.loads(line) for line in metrics_file.read_text(encoding="utf-8").splitlines()]
-
-
 def loss_curves(events: Sequence[Mapping[str, Any]]) -> dict[str, list[Point]]:
     """Return the training and validation losses by step, downsampled."""
     points_by_kind: dict[str, list[Point]] = {"train": [], "valid": []}

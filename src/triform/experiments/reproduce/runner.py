@@ -33,7 +33,6 @@ from triform.experiments.reproduce.result_file import (
     empty_result,
     environment_info,
     loss_curves,
-    read_events,
     read_result,
     upsert_variant,
     validation_curve,
@@ -46,6 +45,7 @@ from triform.experiments.reproduce.translation import compare_translations, read
 from triform.experiments.seed_results import collect_results
 from triform.formatting import print_message
 from triform.io.ensembles import join_run_paths
+from triform.io.events import read_events
 from triform.launch import resolve_settings
 from triform.run import Run
 

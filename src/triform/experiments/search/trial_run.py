@@ -16,9 +16,10 @@ from triform.experiments.engine import VariantSpec, failure_reason, train_varian
 from triform.experiments.search.space import SearchSpace
 from triform.experiments.search.trial_queue import MAX_STARTS, REASON, REFUSED, SEED_VALUES, STARTS, ClaimedTrial
 from triform.formatting import metric_info
+from triform.io.events import Event
 from triform.io.run_layout import CONFIG_FILE
 from triform.launch import RunOptions
-from triform.training.callbacks import Callback, Event
+from triform.training.callbacks import Callback
 from triform.training.run_folder import RunFolder
 
 if TYPE_CHECKING:

@@ -28,7 +28,6 @@ from triform.experiments.reproduce.result_file import (
     FORMAT,
     ExperimentResult,
     environment_info,
-    read_events,
     read_result,
     write_result,
 )
@@ -43,6 +42,7 @@ from triform.experiments.reproduce.why.matching import (
     total_parameters,
     training_seconds,
 )
+from triform.io.events import read_events
 from triform.io.run_layout import METRICS_FILE
 from triform.launch import resolve_settings
 from triform.run import Run, load
