@@ -17,7 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from triform.cli.serve import parse_runs, token_for
+from triform.cli.serve import parse_runs
+from triform.cli.server_token import choose_token
 from triform.errors import ConfigError
 from triform.serving.listen import bind_socket, format_url
 
@@ -132,6 +133,73 @@ def test_models_are_named_by_their_folder_or_as_given() -> None:
             parse_runs([text])
 
 
-def test_only_an_address_that_other_machines_reach_gets_a_token() -> None:
-    assert token_for("127.0.0.1") == ""
-    assert len(token_for("0.0.0.0")) >= 32
+def test_only_an_address_that_other_machines_reach_gets_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRIFORM_TOKEN", raising=False)
+    assert choose_token("127.0.0.1", None, None) == ("", "")
+    token, shown = choose_token("0.0.0.0", None, None)
+    assert token == shown
+    assert len(token) >= 32
+
+
+def test_an_option_goes_before_the_variable_and_only_the_option_token_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "token.txt"
+    file.write_text("of-the-file\n")
+    file.chmod(0o600)
+    for host in ("127.0.0.1", "0.0.0.0"):
+        for token, path, expected in (
+            (None, None, ("of-the-variable", "")),
+            (None, file, ("of-the-file", "")),
+            ("of-the-option", None, ("of-the-option", "of-the-option")),
+        ):
+            monkeypatch.setenv("TRIFORM_TOKEN", "of-the-variable")
+            assert choose_token(host, token, path) == expected
+            assert "TRIFORM_TOKEN" not in os.environ
+    assert capsys.readouterr().err == ""
+    if os.name == "posix":
+        file.chmod(0o644)
+        assert choose_token("0.0.0.0", None, file) == ("of-the-file", "")
+        assert "chmod 600" in capsys.readouterr().err
+
+
+def test_an_empty_token_and_two_tokens_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIFORM_TOKEN", "")
+    with pytest.raises(ConfigError, match="TRIFORM_TOKEN: the token is empty"):
+        choose_token("127.0.0.1", None, None)
+    with pytest.raises(ConfigError, match="--token: the token is empty"):
+        choose_token("127.0.0.1", "", None)
+    file = tmp_path / "token.txt"
+    with pytest.raises(ConfigError, match=r"token\.txt cannot be read"):
+        choose_token("127.0.0.1", None, file)
+    for content, reason in (("", "is empty"), (" \n", "is empty"), ("x" * 5_000, "more than 4,096 characters")):
+        file.write_text(content)
+        with pytest.raises(ConfigError, match=reason):
+            choose_token("127.0.0.1", None, file)
+    with pytest.raises(ConfigError, match="not both"):
+        choose_token("127.0.0.1", "secret", file)
+
+
+def test_training_jobs_and_the_output_do_not_have_the_token_of_the_variable(
+    start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIFORM_TOKEN", "a-secret-token")
+    process = start("studio", "--port", 0, "--json", "--device", "cpu")
+    line = json.loads(process.stdout.readline())
+    assert set(line) == {"address"}
+    with httpx.Client(base_url=line["address"], timeout=300) as client:
+        assert client.get("/api/jobs").status_code == 401
+        client.headers["Authorization"] = "Bearer a-secret-token"
+        body = {"task": "classify", "data": "builtin:reviews", "name": "job", "preset": "tiny"}
+        settings = {"train.max_steps": 100_000, "train.baseline": False}
+        assert client.post("/api/jobs", json=body | {"settings": settings}).status_code == 200
+        [record] = (tmp_path / "runs" / ".studio" / "jobs").glob("*.json")
+        pid = json.loads(record.read_text())["pid"]
+        try:
+            if not Path(f"/proc/{pid}/environ").exists():
+                pytest.skip("this system does not show the environment of a process")
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+            assert b"PATH=" in environment
+            assert b"a-secret-token" not in environment
+        finally:
+            client.post("/api/jobs/job/stop")

@@ -9,6 +9,7 @@ from urllib.parse import quote
 from triform.cli.completion import complete_run
 from triform.cli.help import OUTPUT, argument, flag, option
 from triform.cli.options import DeviceOption, PrecisionOption, print_json
+from triform.cli.server_token import choose_token
 from triform.errors import ConfigError, RunInterruptedError, format_notice
 from triform.formatting import echo
 
@@ -29,13 +30,18 @@ HostOption = Annotated[
 ]
 PortOption = Annotated[int, option(ADDRESS, "N", "Port to listen on. 0 chooses a free port.")]
 TokenOption = Annotated[
-    str,
+    str | None,
     option(
         ADDRESS,
         "TEXT",
-        "Token that every request must have. Without this option, a server on a loopback address needs none, and "
-        "another one gets a random token, which is printed.",
+        "Token that every request must have. Other users of this machine see it in the list of processes, but not "
+        "one of --token-file or of the environment variable TRIFORM_TOKEN. Without a token, a server on a loopback "
+        "address needs none, and another one gets a random token, which is printed.",
     ),
+]
+TokenFileOption = Annotated[
+    Path | None,
+    option(ADDRESS, "FILE", "File with the token. Only you should be able to read it.", name="--token-file"),
 ]
 AllowHostOption = Annotated[
     list[str] | None,
@@ -61,7 +67,12 @@ MaxQueueOption = Annotated[
     ),
 ]
 AddressJsonOption = Annotated[
-    bool, flag(OUTPUT, "--json", "Print the address, and the token if there is one, as one line of JSON.")
+    bool,
+    flag(
+        OUTPUT,
+        "--json",
+        "Print the address as one line of JSON, with the token if it is a random one or that of --token.",
+    ),
 ]
 
 
@@ -76,7 +87,8 @@ def serve(
     ],
     host: HostOption = "127.0.0.1",
     port: PortOption = 8000,
-    token: TokenOption = "",
+    token: TokenOption = None,
+    token_file: TokenFileOption = None,
     allow_host: AllowHostOption = None,
     read_only: ReadOnlyOption = False,
     page: Annotated[bool, flag(ADDRESS, "--page", "Serve the page of triform studio too.")] = False,
@@ -100,6 +112,7 @@ def serve(
     """
     from triform.serving import ServerOptions
 
+    token, shown_token = choose_token(host, token, token_file)
     paths = parse_runs(runs)
     if page:
         refuse_ensembles(paths)
@@ -108,14 +121,14 @@ def serve(
         page=page,
         host=host,
         allowed_hosts=tuple(allow_host or ()),
-        token=token or token_for(host),
+        token=token,
         device=device,
         precision=precision,
         max_batch=max_batch,
         max_queue=max_queue,
         read_only=read_only,
     )
-    run_until_interrupted(options, port, json_=json_)
+    run_until_interrupted(options, port, json_=json_, shown_token=shown_token)
 
 
 def parse_runs(arguments: list[str]) -> dict[str, Path]:
@@ -146,14 +159,9 @@ def refuse_ensembles(paths: dict[str, Path]) -> None:
             raise ConfigError(f"{name} is an ensemble, and --page shows single runs; leave out --page")
 
 
-def token_for(host: str) -> str:
-    """Return a new token if other machines can reach a server that is bound to this address, else ""."""
-    from triform.serving.security import generate_token, is_loopback
-
-    return "" if is_loopback(host) else generate_token()
-
-
-def run_until_interrupted(options: ServerOptions, port: int, *, json_: bool, open_browser: bool = False) -> None:
+def run_until_interrupted(
+    options: ServerOptions, port: int, *, json_: bool, shown_token: str, open_browser: bool = False
+) -> None:
     """Load the runs that are served by name, print the address of the server, and serve until Ctrl-C."""
     from triform.device import resolve_device
     from triform.serving.app import create_app
@@ -166,17 +174,17 @@ def run_until_interrupted(options: ServerOptions, port: int, *, json_: bool, ope
             echo(format_notice(notice, info_prefix="note: "), err=True)
     sock = bind_socket(options.host, port)
     url = format_url(options.host, sock)
-    page_url = f"{url}/#token={quote(options.token, safe='')}" if options.token else url
+    page_url = f"{url}/#token={quote(shown_token, safe='')}" if shown_token else url
 
     def on_start() -> None:
         if json_:
-            print_json({"address": url, **({"token": options.token} if options.token else {})}, indent=None)
+            print_json({"address": url, **({"token": shown_token} if shown_token else {})}, indent=None)
         elif options.page:
             echo(f"{page_url}  (Ctrl-C stops the server)")
         else:
             echo(f"{url}  (Ctrl-C stops the server)")
-            if options.token:
-                echo(f"token: {options.token}")
+            if shown_token:
+                echo(f"token: {shown_token}")
         if open_browser:
             import webbrowser
 

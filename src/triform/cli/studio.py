@@ -15,10 +15,11 @@ from triform.cli.serve import (
     MaxQueueOption,
     PortOption,
     ReadOnlyOption,
+    TokenFileOption,
     TokenOption,
     run_until_interrupted,
-    token_for,
 )
+from triform.cli.server_token import choose_token
 from triform.errors import ConfigError
 
 
@@ -26,7 +27,8 @@ def studio(
     folder: Annotated[Path, argument("RUNS_FOLDER", "Folder with runs. The default is runs.")] = Path("runs"),
     host: HostOption = "127.0.0.1",
     port: PortOption = 8000,
-    token: TokenOption = "",
+    token: TokenOption = None,
+    token_file: TokenFileOption = None,
     allow_host: AllowHostOption = None,
     read_only: ReadOnlyOption = False,
     max_batch: MaxBatchOption = 32,
@@ -48,6 +50,7 @@ def studio(
     """
     from triform.serving import ServerOptions
 
+    token, shown_token = choose_token(host, token, token_file)
     if not folder.is_dir():
         if folder.exists():
             raise ConfigError(f"{folder} is a file; name a folder with runs")
@@ -61,11 +64,11 @@ def studio(
         page=True,
         host=host,
         allowed_hosts=tuple(allow_host or ()),
-        token=token or token_for(host),
+        token=token,
         device=device,
         precision=precision,
         max_batch=max_batch,
         max_queue=max_queue,
         read_only=read_only,
     )
-    run_until_interrupted(options, port, json_=json_, open_browser=not no_browser)
+    run_until_interrupted(options, port, json_=json_, shown_token=shown_token, open_browser=not no_browser)

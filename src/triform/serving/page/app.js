@@ -65,7 +65,7 @@ onMissingToken(async () => {
   const input = create('input', {type: 'text', autocomplete: 'off', spellcheck: 'false', required: true, id: 'token'});
   const accepted = await openDialog({
     title: 'This server requires a token',
-    content: [create('label', {for: 'token'}, 'Token, printed by the server when it starts'), input],
+    content: [create('label', {for: 'token'}, 'Token that the server was started with, or that it printed'), input],
     action: 'Continue',
   });
   isAsking = false;
