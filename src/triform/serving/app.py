@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from triform.serving import (
     attention_api,
@@ -97,4 +98,8 @@ async def _respond_to_http_error(http: Request, error: Exception) -> Response:
         405: f"the route {path} has no method {http.method}; GET /openapi.json lists the routes",
     }
     message = messages.get(error.status_code, error.detail)
-    return render_error(find_dialect(path), ApiError(error.status_code, message, headers=error.headers))
+    headers = dict(error.headers or {})
+    if error.status_code == 405:  # several routes may have this path, and Starlette names the methods of the first
+        routes = [route for route in http.app.routes if route.matches(http.scope)[0] is not Match.NONE]
+        headers["Allow"] = ", ".join(sorted({method for route in routes for method in route.methods}))
+    return render_error(find_dialect(path), ApiError(error.status_code, message, headers=headers))

@@ -12,7 +12,7 @@ import anyio.to_thread
 import msgspec
 
 from triform.explain.figure import HEADINGS
-from triform.serving.endpoints import ApiError, Call, Endpoint
+from triform.serving.endpoints import ApiError, Call, Endpoint, Text
 from triform.serving.explanations import CacheEntry, HeadSummary
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class AttentionRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     """A text, and the layer and head whose attention to return. Layers and heads are counted from 0."""
 
     model: str
-    text: str
+    text: Text
     target: str = ""  # the translation or continuation; the default is the translation of the model
     checkpoint: Literal["best", "latest"] = "best"
     step: int | None = None  # stay at this step of the latest checkpoint as long as it is in memory
@@ -99,7 +99,7 @@ class AttributionRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     """A text to classify. The logit of `label` is explained; the default is the predicted label."""
 
     model: str
-    text: str
+    text: Text
     label: str = ""
 
 

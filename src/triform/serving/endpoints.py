@@ -12,8 +12,8 @@ import errno
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import parse_qs
 
 import anyio
@@ -37,6 +37,12 @@ CLIENT_CLOSED_STATUS = 499  # nobody receives it; /metrics counts it
 BODY_SECONDS = 60.0  # for a client to send a JSON body
 JSON_TYPE = "application/json"
 FORM_TYPE = "application/x-www-form-urlencoded"
+STREAM_TYPE = "text/event-stream"
+UPLOAD_TYPE = "application/octet-stream"
+# What OpenAPI says of texts that are refused if they are empty. The handlers refuse them, in clear words.
+Text = Annotated[str, msgspec.Meta(extra_json_schema={"minLength": 1, "pattern": r"\S"})]
+NON_EMPTY_LIST = msgspec.Meta(extra_json_schema={"minItems": 1})
+Texts = Text | Annotated[list[Text], NON_EMPTY_LIST]
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -84,8 +90,10 @@ class Endpoint:
         summary: One sentence for `/openapi.json`.
         request: The type of the JSON body; None if there is none.
         response: The type of the JSON response; None if it is no JSON.
+        other_responses: What a response holds that is no JSON, in words, by media type.
         query: The types of the parameters after `?`, by name.
         form: Whether the body may also be a form, as HTML forms send it.
+        upload: Whether the body is a file, which the handler reads.
     """
 
     method: Literal["GET", "POST", "DELETE"]
@@ -95,8 +103,10 @@ class Endpoint:
     summary: str
     request: Any = None
     response: Any = None
+    other_responses: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, type] | None = None
     form: bool = False
+    upload: bool = False
 
 
 def to_route(endpoint: Endpoint, server: Server) -> Route:

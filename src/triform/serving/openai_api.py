@@ -17,7 +17,15 @@ from starlette.responses import Response, StreamingResponse
 from triform.config.merging import override_decode
 from triform.errors import TriformError
 from triform.serving.completion_choices import Choice, ChoiceBuilder, Prompt, score_prompt
-from triform.serving.endpoints import ApiError, Call, Endpoint, error_content, to_api_error
+from triform.serving.endpoints import (
+    NON_EMPTY_LIST,
+    STREAM_TYPE,
+    ApiError,
+    Call,
+    Endpoint,
+    error_content,
+    to_api_error,
+)
 from triform.serving.generated_texts import stream_texts
 from triform.serving.models import ServedModel, model_stamp
 from triform.serving.worker import GenerationRequest, GenerationUpdate
@@ -28,6 +36,9 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_TOKENS = 16
 MAX_STOP_STRINGS = 4
+# The handler refuses other values, because it knows the vocabulary and has clearer words.
+Token = Annotated[int, Meta(extra_json_schema={"minimum": 0})]
+StopString = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
 # Parameters of OpenAI that Triform does not have, with the values that change nothing.
 NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "best_of": (None, 1),
@@ -47,14 +58,16 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class CompletionRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Prompts to continue: a text, several texts, the tokens of a text, or those of several texts."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: str | Annotated[list[str | Token | Annotated[list[Token], NON_EMPTY_LIST]], NON_EMPTY_LIST]
     model: str | None = None
     max_tokens: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=1_000_000)] | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    stop: str | list[str] | None = None
+    stop: (
+        StopString | Annotated[list[StopString], Meta(extra_json_schema={"maxItems": MAX_STOP_STRINGS})] | None
+    ) = None
     seed: int | None = None
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     echo: bool | None = None
@@ -294,7 +307,7 @@ async def stream_completion(
             yield to_event([], count_usage([builder.prompt for builder in builders[::n]], builders))
         yield b"data: [DONE]\n\n"
 
-    return StreamingResponse(iter_events(), media_type="text/event-stream")
+    return StreamingResponse(iter_events(), media_type=STREAM_TYPE)
 
 
 ENDPOINTS = (
@@ -322,5 +335,9 @@ ENDPOINTS = (
         summary="Continue prompts with a language model.",
         request=CompletionRequest,
         response=Completion,
+        other_responses={
+            STREAM_TYPE: "With `stream`: an event `data: COMPLETION` for each new part of a text. The last one is "
+            "`data: [DONE]`, or `data: ERROR` if the text cannot be continued."
+        },
     ),
 )

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from triform import __version__
-from triform.serving.endpoints import FORM_TYPE, JSON_TYPE, Endpoint
+from triform.serving.endpoints import FORM_TYPE, JSON_TYPE, UPLOAD_TYPE, Endpoint
 
 REF_TEMPLATE = "#/components/schemas/{name}"
 PATH_PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
@@ -48,11 +48,17 @@ def _describe_endpoint(endpoint: Endpoint, schema_of: Mapping[str, Any]) -> dict
             "default": {"description": "An error, in the shape of the dialect."},
         },
     }
-    if endpoint.response is not None:
-        description["responses"]["200"]["content"] = content(endpoint.response, JSON_TYPE)
+    results = content(endpoint.response, JSON_TYPE) if endpoint.response is not None else {}
+    for media_type, meaning in endpoint.other_responses.items():
+        results[media_type] = {"schema": {"type": "string", "description": meaning}}
+    if results:
+        description["responses"]["200"]["content"] = results
     if endpoint.request is not None:
         media_types = (JSON_TYPE, FORM_TYPE) if endpoint.form else (JSON_TYPE,)
         description["requestBody"] = {"required": True, "content": content(endpoint.request, *media_types)}
+    if endpoint.upload:
+        file_schema = {"type": "string", "format": "binary", "minLength": 1}
+        description["requestBody"] = {"required": True, "content": {UPLOAD_TYPE: {"schema": file_schema}}}
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in PATH_PARAMETER.findall(endpoint.path)

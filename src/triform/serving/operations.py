@@ -105,6 +105,9 @@ ENDPOINTS = (
         handler=show_metrics,
         dialect="operations",
         summary="Return measurements in the text format of Prometheus.",
+        other_responses={
+            PROMETHEUS_TYPE.partition(";")[0]: "A line for each measurement, as Prometheus reads them."
+        },
     ),
     Endpoint(
         method="GET",

@@ -20,7 +20,7 @@ from triform.io.locks import find_lock_holder
 from triform.io.run_layout import METRICS_FILE
 from triform.serving import run_details
 from triform.serving.comparison import PLAN_FILE
-from triform.serving.endpoints import ApiError, Call, Endpoint, encode_json
+from triform.serving.endpoints import STREAM_TYPE, ApiError, Call, Endpoint, encode_json
 from triform.serving.metrics_tail import MetricsTail
 from triform.serving.models import find_runs, resolve_below
 from triform.serving.run_list import RunSummary
@@ -180,13 +180,13 @@ async def follow_metrics(call: Call) -> MetricsResponse | RunResponse | Response
     run_id = call.path["id"]
     folder = run_path(call.server, run_id)
     tail = MetricsTail(path=folder / METRICS_FILE)
-    if "text/event-stream" not in call.http.headers.get("Accept", ""):
+    if STREAM_TYPE not in call.http.headers.get("Accept", ""):
         events = await anyio.to_thread.run_sync(tail.read_history)
         summary = await anyio.to_thread.run_sync(summarise, call.server, run_id)
         return MetricsResponse(run=summary, events=events)
     return StreamingResponse(
         _stream_metrics(call.server, run_id, tail),
-        media_type="text/event-stream",
+        media_type=STREAM_TYPE,
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
@@ -270,6 +270,11 @@ ENDPOINTS = (
         dialect="triform",
         summary="Return the metrics of a run: as JSON, or with `Accept: text/event-stream` as they are written.",
         response=MetricsResponse,
+        other_responses={
+            STREAM_TYPE: "With `Accept: text/event-stream`: `history` with the events so far, then `event` for "
+            "each new one, `run` when the state or the step changes, `reset` before a new `history`, and `error` "
+            "if the run is gone."
+        },
     ),
     Endpoint(
         method="GET",

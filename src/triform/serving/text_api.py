@@ -12,9 +12,10 @@ import anyio.to_thread
 import msgspec
 from msgspec import Meta
 
-from triform.serving.endpoints import ApiError, Call, Endpoint
+from triform.serving.endpoints import NON_EMPTY_LIST, ApiError, Call, Endpoint, Text, Texts
 from triform.serving.models import ServedModel
 
+ONE_TEXT = Meta(extra_json_schema={"minItems": 1, "maxItems": 1})
 TOO_LONG_STATUS = 413  # as text-embeddings-inference answers
 PAIRS_MESSAGE = 'inputs: pairs of texts are not supported; send several texts as [["first"], ["second"]]'
 
@@ -29,7 +30,7 @@ class PredictParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 class PredictRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A text to classify, or several as a list of lists with one text each."""
 
-    inputs: str | list[str | list[str]]
+    inputs: Text | Annotated[list[Text | Annotated[list[Text], ONE_TEXT]], NON_EMPTY_LIST]
     truncate: bool | None = None
     truncation_direction: Literal["Right", "right"] | None = None
     raw_scores: bool | None = None
@@ -47,7 +48,7 @@ class Label(msgspec.Struct, kw_only=True):
 class ClassifyRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A text to classify, or several."""
 
-    input: str | list[str]
+    input: Texts
     model: str | None = None
     truncate_prompt_tokens: Literal[-1] | None = None
     user: str | None = None
@@ -85,7 +86,7 @@ class ClassifyResponse(msgspec.Struct, kw_only=True):
 class EmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Texts whose vectors are wanted."""
 
-    inputs: str | list[str]
+    inputs: Texts
     normalize: bool | None = None
     truncate: bool | None = None
     truncation_direction: Literal["Right", "right"] | None = None

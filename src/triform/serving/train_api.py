@@ -231,6 +231,7 @@ ENDPOINTS = (
         dialect="triform",
         summary="Upload a data file as the body of the request, and return its columns, labels and problems.",
         response=UploadResponse,
+        upload=True,
         query={"name": str},
     ),
     Endpoint(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
 import msgspec
 
@@ -25,7 +26,7 @@ FILE_SETTINGS = (
 class DataRequest(msgspec.Struct, kw_only=True):
     """The task and its data. A file is `upload:ID` or `builtin:NAME`; `settings` may name its columns."""
 
-    task: str
+    task: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(TASK_NAMES)})]
     data: str = ""
     source: str = ""
     target: str = ""

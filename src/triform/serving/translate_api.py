@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from triform.config.merging import override_decode
-from triform.serving.endpoints import ApiError, Call, Endpoint, read_body
+from triform.serving.endpoints import ApiError, Call, Endpoint, Texts, read_body
 from triform.serving.generated_texts import GeneratedText, generate_texts
 from triform.serving.languages import NAMES, UNKNOWN, find_languages
 from triform.serving.models import ModelRegistry
@@ -28,10 +28,10 @@ MAX_ALTERNATIVES = 16
 class TranslateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Texts to translate."""
 
-    q: str | list[str]
+    q: Texts
     source: str
     target: str
-    format: str = "text"
+    format: Annotated[str, Meta(extra_json_schema={"enum": ["text"]})] = "text"
     alternatives: Annotated[int, Meta(ge=0, le=MAX_ALTERNATIVES)] = 0
     api_key: str = ""
     model: str | None = None
