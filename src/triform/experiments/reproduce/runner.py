@@ -112,7 +112,7 @@ def _available_variants(system: ReferenceSystem, options: ReproduceOptions) -> l
         DataError: No variant has its published model.
     """
     variants = system.select_variants(options.variant)
-    if options.seeds == 1:
+    if options.seeds == 1 and not options.smoke:  # a smoke run has its own number of seeds
         ensembles = [variant.name for variant in variants if system.needs_ensemble(variant)]
         if len(ensembles) == len(variants):
             raise ConfigError(f"--seeds 1: {ensembles[0]} needs an ensemble, which needs at least 2 seeds")
