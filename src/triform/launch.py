@@ -93,7 +93,8 @@ def train(
     Args:
         task: "classify", "generate" or "translate".
         preset: The name of a preset, such as "tiny" or "small".
-        config: A config, or the path of a TOML file with settings.
+        config: A config, or the path of a TOML file with settings. A config gives what its constructors were given,
+            also values that equal the default; that of a run gives all settings.
         options: How to run; `out`, `resume`, `overwrite`, `device`, `verify`, `progress`, `quiet`, `callbacks` and
             `track` can also be given as keyword arguments.
         **settings: Settings by section, such as `model={"d_model": 64}`, or by their dotted names. `data`, `valid`,

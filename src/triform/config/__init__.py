@@ -36,7 +36,7 @@ from triform.config.train import (
     TrainConfig,
     TrainPrecision,
 )
-from triform.config.validation import AutoBool, require
+from triform.config.validation import AutoBool, Section, require
 
 __all__ = [
     "TASK_NAMES",
@@ -80,7 +80,7 @@ TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(Section):
     """Which files are read, how their columns are named, and what is held out for validation."""
 
     train: str = setting(
@@ -205,7 +205,7 @@ class DataConfig:
         "examples are left out. Validation and evaluation read up to data.max_len tokens.",
     )
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, given: frozenset[str] | None) -> None:
         validate_bounds(self, "data")
         require(self.max_len != 1, "data.max_len=1 is too small; it must be at least 2")
         require(self.train_max_len != 1, "data.train_max_len=1 is too small; it must be at least 2")
@@ -244,7 +244,7 @@ class DataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizerConfig:
+class TokenizerConfig(Section):
     """How text is split into tokens. A tokenizer is trained on the training text unless you give a file."""
 
     kind: TokenizerKind = setting(
@@ -291,12 +291,12 @@ class TokenizerConfig:
         details="Files of Triform, tokenizers, tiktoken and SentencePiece are supported.",
     )
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, given: frozenset[str] | None) -> None:
         validate_bounds(self, "tokenizer")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Section):
     """All settings of a run. They are immutable and validated together.
 
     Example:
@@ -319,7 +319,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, given: frozenset[str] | None) -> None:
         validate_bounds(self)
         validate_combinations(self)
 

@@ -7,14 +7,14 @@ from typing import Literal
 
 from triform.config.bounds import validate_bounds
 from triform.config.documentation import setting
-from triform.config.validation import require
+from triform.config.validation import Section, require
 
 DecodingStrategy = Literal["auto", "greedy", "sample", "beam"]
 MixComponent = Literal["ngram", "cache"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodeConfig:
+class DecodeConfig(Section):
     """How tokens are chosen when the model generates text. You can change these settings for each prediction."""
 
     strategy: DecodingStrategy = setting(
@@ -70,7 +70,7 @@ class DecodeConfig:
         auto="200 for generate; for translate 16 more than twice the length of the source.",
     )
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, given: frozenset[str] | None) -> None:
         require(
             self.temperature > 0,
             f"decode.temperature={self.temperature} must be above 0; "

@@ -23,8 +23,8 @@ from triform.config.settings import (
     build_config,
     coerce_setting,
     flatten_config,
+    given_settings,
     merge_settings,
-    non_default_settings,
     read_settings,
     unknown_setting_error,
 )
@@ -180,7 +180,7 @@ def _request_layers(
     """Return the source and the settings of each layer of a request, the strongest last."""
     layers = [(OPTION_SOURCE, settings)]
     if isinstance(config, Config):
-        layers.insert(0, (OPTION_SOURCE, non_default_settings(flatten_config(config))))
+        layers.insert(0, (OPTION_SOURCE, given_settings(config)))
     elif config is not None:
         layers.insert(0, (f"file {config}", read_settings(Path(config))))
     if preset:
@@ -215,7 +215,7 @@ def split_aligned_name(name: str) -> list[str]:
 
 def _preset_settings(task: TaskName, preset: str, overrides: Settings) -> Settings:
     kind: Any = overrides.get("model.kind", "transformer")  # presets exist for recurrent models too
-    settings = non_default_settings(flatten_config(load_preset(preset, task, kind)))
+    settings = given_settings(load_preset(preset, task, kind))
     if not overrides.get("tokenizer.file"):
         return settings
     return {name: value for name, value in settings.items() if name not in TOKENIZER_FILE_SETTINGS}

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from triform.config.bounds import validate_bounds
 from triform.config.documentation import setting
-from triform.config.validation import AutoBool, require
+from triform.config.validation import AutoBool, Section, require
 from triform.errors import ConfigError
 
 RecurrentKind = Literal["rnn", "gru", "lstm"]
@@ -37,7 +37,7 @@ NGRAM_PROJECTION_SIZE = 64  # of the n-grams of a token in the linear part; give
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Section):
     """The kind of model, its size and its components. Sizes are named as in "Attention Is All You Need"."""
 
     kind: ModelKind = setting(
@@ -236,7 +236,7 @@ class ModelConfig:
     )
     head_bias: bool = setting(True, "Whether the output layer has a bias.")
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, given: frozenset[str] | None) -> None:
         validate_bounds(self, "model")
         if self.d_model and self.n_heads and self.d_model % self.n_heads:
             lower = self.d_model - self.d_model % self.n_heads

@@ -153,28 +153,26 @@ def speeches_window() -> Config:
     return _speeches_preset("generate", d_ff=100, window=8, max_steps=500)
 
 
-def _size_preset(
-    task: TaskName, kind: ModelKind, d_model: int, n_layers: int, n_heads: int, dropout: float
-) -> Config:
+def _size_preset(task: TaskName, kind: ModelKind, d_model: int, n_layers: int, n_heads: int) -> Config:
     if kind != "transformer":  # more than three recurrent layers gain little
         return Config(task=task, model=ModelConfig(kind=kind, d_model=d_model, n_layers=min(3, n_layers)))
-    model = ModelConfig(d_model=d_model, n_layers=n_layers, n_heads=n_heads, d_ff=4 * d_model, dropout=dropout)
+    model = ModelConfig(d_model=d_model, n_layers=n_layers, n_heads=n_heads, d_ff=4 * d_model)
     return Config(task=task, model=model)
 
 
 def tiny(task: TaskName, kind: ModelKind = "transformer") -> Config:
     """d_model 64 and 2 layers; trains in seconds on a laptop."""
-    return _size_preset(task, kind, 64, 2, 4, 0.1)
+    return _size_preset(task, kind, 64, 2, 4)
 
 
 def small(task: TaskName, kind: ModelKind = "transformer") -> Config:
     """d_model 256 and 4 layers; trains in minutes on a laptop."""
-    return _size_preset(task, kind, 256, 4, 4, 0.1)
+    return _size_preset(task, kind, 256, 4, 4)
 
 
 def base(task: TaskName, kind: ModelKind = "transformer") -> Config:
     """d_model 512 and 6 layers; needs a GPU."""
-    return _size_preset(task, kind, 512, 6, 8, 0.1)
+    return _size_preset(task, kind, 512, 6, 8)
 
 
 def gpt2_small() -> Config:

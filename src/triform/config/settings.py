@@ -23,7 +23,9 @@ Settings = dict[str, SettingValue]  # dotted name -> value, e.g. {"model.d_model
 def _setting_types(config_class: type, prefix: str = "") -> dict[str, Any]:
     """Return the type of every setting by its dotted name."""
     types: dict[str, Any] = {}
-    for name, hint in get_type_hints(config_class).items():
+    hints = get_type_hints(config_class)
+    for name in (item.name for item in fields(config_class)):
+        hint = hints[name]
         if is_dataclass(hint) and isinstance(hint, type):
             types |= _setting_types(hint, f"{prefix}{name}.")
         else:
@@ -212,8 +214,21 @@ def flatten_config(config: Any, prefix: str = "") -> Settings:
     return flat
 
 
+def given_settings(config: Config) -> Settings:
+    """Return the settings that a config was given, as dotted settings. One that was read from a run has all."""
+    given: Settings = {}
+    for name, value in flatten_config(config).items():
+        section, _, key = name.rpartition(".")
+        owner: Any = getattr(config, section) if section else config
+        if key in owner.given:
+            given[name] = value
+    return given
+
+
 def build_config(settings: Mapping[str, SettingValue], base: Config | None = None) -> Config:
     """Build a config from dotted settings.
+
+    The config counts as given what `settings` and `base` give.
 
     Args:
         settings: The settings that differ from `base`.
@@ -225,16 +240,20 @@ def build_config(settings: Mapping[str, SettingValue], base: Config | None = Non
     flat = flatten_config(base or Config()) | {
         name: coerce_setting(name, value) for name, value in settings.items()
     }
-    sections: dict[str, dict[str, SettingValue]] = {}
-    top_level: dict[str, Any] = {}
+    all_given = settings.keys() | (given_settings(base) if base else {}).keys()
+    values: dict[str, dict[str, Any]] = {}
+    given: dict[str, set[str]] = {}
     for name, value in flat.items():
-        section, dot, key = name.partition(".")
-        if dot:
-            sections.setdefault(section, {})[key] = value
-        else:
-            top_level[name] = value
+        section, _, key = name.rpartition(".")
+        values.setdefault(section, {})[key] = value
+        given.setdefault(section, set()).update({key} if name in all_given else ())
     section_classes = get_type_hints(Config)
-    return Config(**top_level, **{name: section_classes[name](**values) for name, values in sections.items()})
+    sections = {
+        section: section_classes[section](given=frozenset(given[section]), **values[section])
+        for section in values
+        if section
+    }
+    return Config(given=frozenset(given[""]), **values[""], **sections)
 
 
 DEFAULTS = flatten_config(Config())
@@ -274,12 +293,17 @@ EXCLUSIVE_SETTINGS = (
 )
 
 
+def leaves_choice(name: str, value: SettingValue) -> bool:
+    """Return whether the value of a setting is the one that asks training to choose, such as 0 steps."""
+    return name in AUTO_SETTINGS and value == DEFAULTS[name]
+
+
 def merge_settings(*layers: Settings) -> Settings:
     """Merge layers of settings; later layers take precedence."""
     merged: Settings = {}
     for layer in layers:
         for pair in EXCLUSIVE_SETTINGS:
-            if any(layer.get(name, DEFAULTS[name]) != DEFAULTS[name] for name in pair):
+            if any(name in layer and not leaves_choice(name, layer[name]) for name in pair):
                 merged = {name: value for name, value in merged.items() if name not in pair}
         merged |= layer
     return merged
@@ -288,13 +312,10 @@ def merge_settings(*layers: Settings) -> Settings:
 def describe_differences(requested: Mapping[str, SettingValue], stored: Config) -> list[str]:
     """Describe where requested settings differ from a stored config. Automatic settings never differ."""
     stored_settings = flatten_config(stored)
-    explicit = {
-        name: value for name, value in requested.items() if not (name in AUTO_SETTINGS and value == DEFAULTS[name])
-    }
     return [
         f"{name}: {value} (the run has {stored_settings[name]})"
-        for name, value in explicit.items()
-        if value != stored_settings[name]
+        for name, value in requested.items()
+        if value != stored_settings[name] and not leaves_choice(name, value)
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from triform.config.bounds import validate_bounds
 from triform.config.documentation import setting
-from triform.config.validation import require
+from triform.config.validation import Section, require
 
 OptimizerKind = Literal["adam", "adamw", "muon", "sgd"]
 ScheduleKind = Literal["constant", "cosine", "linear", "noam", "plateau"]
@@ -18,7 +18,7 @@ ObjectiveKind = Literal["auto", "masked", "denoise"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(Section):
     """How the model is trained: optimizer, schedule, batches, length, fine-tuning, validation and checkpoints."""
 
     objective: ObjectiveKind = setting(
@@ -308,7 +308,7 @@ class TrainConfig:
         details="0 means that training never stops early.",
     )
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, given: frozenset[str] | None) -> None:
         validate_bounds(self, "train")
         require(
             bool(self.init_from) or not self.lora_rank,

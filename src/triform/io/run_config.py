@@ -8,7 +8,7 @@ import msgspec
 
 import triform
 from triform.config import Config
-from triform.config.settings import build_config, load_toml, parse_settings, to_toml
+from triform.config.settings import DEFAULTS, build_config, load_toml, parse_settings, to_toml
 from triform.errors import CheckpointError, ConfigError
 from triform.io.digests import verify_digests
 from triform.io.errors import damaged_error
@@ -58,7 +58,7 @@ def read_run_config(folder: Path, *, verify: bool = True) -> Config:
         settings = parse_settings(document, config_file)
         if LAST_CONFIG_KEY not in settings or not config_file.read_bytes().endswith(b"\n"):
             raise damaged_error(folder, f"{CONFIG_FILE} is incomplete")
-        return build_config(settings)
+        return build_config(DEFAULTS | settings)  # a run gives all settings, also those that it was too old to know
     except (ConfigError, TypeError, ValueError) as error:
         raise damaged_error(folder, error) from None
 

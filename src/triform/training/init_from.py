@@ -12,11 +12,10 @@ from torch import Tensor
 
 from triform.config import Config, TaskName
 from triform.config.settings import (
-    AUTO_SETTINGS,
-    DEFAULTS,
     Settings,
     describe_differences,
     flatten_config,
+    leaves_choice,
     merge_settings,
 )
 from triform.errors import CheckpointError, ConfigError
@@ -112,8 +111,12 @@ def apply_base(requested: Settings, *, verify: bool = True) -> Settings:
         raise ConfigError(
             f"{path} determines the shape of the model and its vocabulary; remove {'; '.join(conflicts)}"
         )
-    unset = {name for name in inherited if name in AUTO_SETTINGS and requested.get(name) == DEFAULTS[name]}
-    return merge_settings(inherited, {name: value for name, value in requested.items() if name not in unset})
+    choices = {
+        name: value
+        for name, value in requested.items()
+        if name != "tokenizer.file" and not (name in inherited and leaves_choice(name, value))
+    }
+    return merge_settings(inherited, choices)
 
 
 def load_initial_weights(task: Task, folder: RunFolder, *, resume: bool) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import ceil
 
 from triform.config import Config
-from triform.config.settings import DEFAULTS, SettingValue, build_config
+from triform.config.settings import SettingValue, build_config, leaves_choice
 from triform.errors import ConfigError
 from triform.io.run_layout import REPORT_FILE
 from triform.tasks.defaults import resolve_patience, resolve_step_defaults
@@ -60,7 +60,9 @@ def apply_length(stored: Config, requested: Mapping[str, SettingValue]) -> Confi
     if stored.train.max_minutes and "train.max_minutes" in requested:  # the same command was repeated
         return stored
     overrides = {
-        name: requested[name] for name in RESUME_SETTINGS if requested.get(name, DEFAULTS[name]) != DEFAULTS[name]
+        name: requested[name]
+        for name in RESUME_SETTINGS
+        if name in requested and not leaves_choice(name, requested[name])
     }
     if "train.max_steps" in overrides:
         overrides["train.epochs"] = 0.0

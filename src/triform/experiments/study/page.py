@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from triform import __version__
-from triform.config.settings import DEFAULTS
 from triform.errors import notice_level
 from triform.evaluation.statistics import ALPHA
 from triform.experiments.study.plan import TRAINING_SET
@@ -196,7 +195,7 @@ def _render_settings(result: StudyResult) -> str:
     names = sorted({name for variant in variants for name in variant.settings})
     rows = []
     for name in names:
-        values = [variant.settings.get(name, DEFAULTS[name]) for variant in variants]
+        values = [variant.settings.get(name, "default") for variant in variants]
         if len(set(map(repr, values))) > 1:
             cells = "".join(f'<td class="num">{escape(str(value))}</td>' for value in values)
             rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')

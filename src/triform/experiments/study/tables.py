@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from triform.config.settings import non_default_settings
 from triform.errors import format_notice
 from triform.evaluation.statistics import PairedDifference, decimals_for_uncertainty, describe_p_value
 from triform.experiments.study.plan import VALIDATION_SET
@@ -229,7 +228,7 @@ def to_dict(result: StudyResult) -> dict[str, object]:
         "higher_is_better": metric_info(result.metric).higher_is_better,
         "seeds": list(study.seeds),
         "tests": dict(study.test_files),
-        "settings": {variant.name: dict(non_default_settings(variant.settings)) for variant in study.variants},
+        "settings": {variant.name: dict(variant.settings) for variant in study.variants},
         "variants": [
             {
                 "set": entry.eval_set,
