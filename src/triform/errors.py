@@ -74,6 +74,15 @@ def notice_level(notice: str) -> str:
     return "warning" if isinstance(notice, WarningText) else "info"
 
 
+def require_unicode(text: str, name: str = "") -> None:
+    """Refuse a path or another text with bytes that are not UTF-8, which Python reads as lone surrogates.
+
+    Run folders store paths as UTF-8, and the libraries that write weights open no other.
+    """
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise ConfigError(f"{name}{text!r} is not valid Unicode; rename the file or folder, or correct the text")
+
+
 def format_notice(notice: str, *, info_prefix: str = "") -> str:
     """Format a notice as one line that starts with "warning: ", or with `info_prefix` if it is not a warning."""
     return f"warning: {notice}" if isinstance(notice, WarningText) else f"{info_prefix}{notice}"

@@ -351,6 +351,31 @@ def test_a_file_name_that_is_not_utf8_is_refused_before_training(
     train("classify", "--data", bad_file, "--out", tmp_path / "run").refusal  # noqa: B018
 
 
+def test_a_folder_whose_name_is_not_utf8_is_refused_before_anything_is_written(
+    triform: Command, tmp_path: Path, files: Files, classifier: Path, writer: Path
+) -> None:
+    out = tmp_path / "\udcff"
+    tokenizer = tmp_path / "tokenizer.json"
+    assert triform("tokenizer", "train", files.txt, "--kind", "char", "--out", tokenizer).code == 0
+    study = 'task = "classify"\n[common]\ndata.train = "builtin:reviews"\ntrain.max_steps = 2\n'
+    (tmp_path / "study.toml").write_text(study + "[variants.a]\n[variants.b]\nmodel.dropout = 0.2\n")
+    (tmp_path / "space.toml").write_text(study + "[space]\ntrain.lr = [0.1, 0.2]\n")
+    before = sorted(tmp_path.iterdir())
+    for arguments in (
+        ("train", "classify", "--data", files.csv),
+        ("train", "classify", "--data", files.csv, "--seeds", 2),
+        ("pretrain", "--data", files.txt),
+        ("distill", classifier),
+        ("compare", tmp_path / "study.toml"),
+        ("search", tmp_path / "space.toml"),
+        ("demo",),
+        ("convert", "export", writer, "--to", "hf"),
+        ("data", "tokenize", files.txt, "--tokenizer", tokenizer),
+    ):
+        assert "is not valid Unicode" in triform(*arguments, "--out", out).last_line, arguments
+        assert sorted(tmp_path.iterdir()) == before
+
+
 @pytest.mark.parametrize("arguments", [("train",), ("train", "classify", "--wings"), ("fly",), ("predict",)])
 def test_a_command_written_wrongly_is_one_line_too(triform: Command, arguments: tuple[str, ...]) -> None:
     triform(*arguments).refusal  # noqa: B018

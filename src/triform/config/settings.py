@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from triform.config import Config
 from triform.config.bounds import format_value, shorten, validate_bound
-from triform.errors import ConfigError
+from triform.errors import ConfigError, require_unicode
 
 SettingValue = str | int | float | bool | tuple[str, ...] | tuple[float, ...]
 Settings = dict[str, SettingValue]  # dotted name -> value, e.g. {"model.d_model": 64}
@@ -169,12 +169,8 @@ def _coerce_scalar(name: str, value: object, scalar_type: type, words: Sequence[
         value = float(value) if abs(value) < 2**1023 else math.inf
     if type(value) is not scalar_type or (isinstance(value, float) and not math.isfinite(value)):
         raise ConfigError(f"{name}={format_value(value)} must be {description}")
-    if (
-        isinstance(value, str)
-        and not value.isascii()
-        and any("\ud800" <= character <= "\udfff" for character in value)
-    ):
-        raise ConfigError(f"{name}={value!r} is not valid Unicode; rename the file or folder, or correct the text")
+    if isinstance(value, str):
+        require_unicode(value, f"{name}=")
     return value
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from triform.errors import CheckpointError, FolderInUseError
+from triform.errors import CheckpointError, FolderInUseError, require_unicode
 from triform.io.files import remove_leftovers
 
 LOCK_FILE = ".lock"
@@ -93,7 +93,9 @@ def folder_lock(folder: Path, purpose: str, *, wait: bool = False) -> Iterator[s
     Raises:
         FolderInUseError: Another process holds the lock.
         CheckpointError: The folder cannot be written.
+        ConfigError: The name of the folder is not UTF-8.
     """
+    require_unicode(str(folder))
     created = [parent for parent in folder.parents if not parent.exists()]
     handle, notice = _acquire(folder, purpose, wait)
     try:

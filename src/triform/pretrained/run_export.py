@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from triform.config import Config
-from triform.errors import CheckpointError, ConfigError
+from triform.errors import CheckpointError, ConfigError, require_unicode
 from triform.io.files import atomic_folder
 from triform.models.ensemble import refuse_ensemble
 from triform.nn.kernels.precision import is_reduced_precision
@@ -69,6 +69,7 @@ def export(task: Task, to: str, out: Path, info: CardInfo | None = None) -> str:
     # `not out.name`: the current folder cannot be replaced.
     if out.exists() and (not out.name or not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out} already exists; choose another --out")
+    require_unicode(str(out))
     family = exported_family_name(task.model, task.config) if to == "hf" else to
     try:
         with atomic_folder(out) as temporary:
