@@ -99,6 +99,7 @@ EN_FR = {"source": "en", "target": "fr"}
         ("/classify", "input", {}),
         ("/embed", "inputs", {}),
         ("/translate", "q", EN_FR),
+        ("/detect", "q", {}),
         ("/api/attention", "text", {"model": "reviews"}),
         ("/api/attribution", "text", {"model": "reviews"}),
         ("/v1/completions", "stop", {"prompt": "amber"}),
@@ -116,7 +117,7 @@ def test_texts_that_are_refused_as_empty_are_invalid_in_the_description(
         return client.post(path, json={**others, parameter: value}).status_code == 200
 
     values: list[Any] = ["amber", "", " "]
-    if not path.startswith("/api/"):
+    if path != "/detect" and not path.startswith("/api/"):
         values += [["amber"], [], [""], ["amber", ""]]
     if path == "/predict":
         values = [*values[:-1], [["amber"], ["birch"]], [[]], [["amber"], [""]], [["amber", "birch"]]]

@@ -45,6 +45,27 @@ def test_the_client_of_libretranslate_translates(address: str, run: triform.Run)
             LibreTranslateAPI(address, api_key=key).translate(TEXTS[0], "en", "fr")
         with pytest.raises(Exception, match="401"):
             LibreTranslateAPI(address, api_key=key).languages()
+        with pytest.raises(Exception, match="401"):
+            LibreTranslateAPI(address, api_key=key).detect(TEXTS[0])
+
+
+def test_the_client_of_libretranslate_gets_the_only_source_language(
+    address: str, connect: Any, runs_folder: Path
+) -> None:
+    assert LibreTranslateAPI(address, api_key="secret").detect(TEXTS[0]) == [{"confidence": 0.0, "language": "en"}]
+    french = runs_folder / "french"
+    client = connect(ServerOptions(runs={"en-fr": french, "en-de": french}, device="cpu"))
+    answer = client.post("/detect", json={"q": TEXTS[0]})
+    assert (answer.status_code, answer.json()) == (200, [{"confidence": 0.0, "language": "en"}])
+    assert client.post("/detect", json={"q": " "}).json() == {"error": "q: a text is empty"}
+    several = connect(ServerOptions(runs={"en-fr": french, "de-fr": french}, device="cpu"))
+    answer = several.post("/detect", data={"q": TEXTS[0]})
+    error = "this server does not detect languages; send one of de, en as source to /translate"
+    assert (answer.status_code, answer.json()) == (400, {"error": error})
+    unknown = connect(ServerOptions(folder=runs_folder, device="cpu"))
+    assert unknown.post("/detect", json={"q": TEXTS[0]}).json() == [{"confidence": 0.0, "language": "und"}]
+    without = connect(ServerOptions(runs={"reviews": runs_folder / "reviews"}, device="cpu"))
+    assert without.post("/detect", json={"q": TEXTS[0]}).status_code == 404
 
 
 def test_texts_are_translated_as_by_the_run(client: TestClient, run: triform.Run) -> None:

@@ -27,7 +27,7 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 PUBLIC_PATHS = frozenset({"/", "/health"})
 PUBLIC_PREFIX = "/page/"
 # Clients of LibreTranslate send the token as the parameter `api_key`, which the handlers of these routes check.
-API_KEY_PATHS = frozenset({"/translate", "/languages"})
+API_KEY_PATHS = frozenset({"/translate", "/detect", "/languages"})
 RESPONSE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",

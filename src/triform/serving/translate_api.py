@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from triform.config.merging import override_decode
-from triform.serving.endpoints import ApiError, Call, Endpoint, Texts, read_body
+from triform.serving.endpoints import ApiError, Call, Endpoint, Text, Texts, read_body
 from triform.serving.generated_texts import GeneratedText, generate_texts
 from triform.serving.languages import NAMES, UNKNOWN, find_languages
 from triform.serving.models import ModelRegistry
@@ -38,10 +38,17 @@ class TranslateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
 
 class DetectedLanguage(msgspec.Struct, kw_only=True):
-    """The source language, if the request has `auto`. It is not detected: a translator has one source language."""
+    """The source language. It is not detected, and the confidence is 0: a translator has one source language."""
 
     confidence: float
     language: str
+
+
+class DetectRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A text whose language is wanted."""
+
+    q: Text
+    api_key: str = ""
 
 
 class TranslateResponse(msgspec.Struct, kw_only=True):
@@ -90,8 +97,7 @@ def choose_translator(models: ModelRegistry, body: TranslateRequest, model: str 
     Raises:
         ApiError: No model translates between the languages, or several do.
     """
-    names = models.names("translate") if model is None else [model]
-    pairs = {name: find_languages(name, models.read_settings(name).get("data", {})) for name in names}
+    pairs = find_pairs(models, model)
     matching = [
         name
         for name, (source, target) in pairs.items()
@@ -99,14 +105,25 @@ def choose_translator(models: ModelRegistry, body: TranslateRequest, model: str 
     ]
     if len(matching) == 1 or model in matching:
         return matching[0], pairs[matching[0]][0]
-    if not names:
-        raise ApiError(404, "there is no model for translate; GET /v1/models lists the models", param="model")
+    if not pairs:
+        raise no_translator_error()
     if not matching:
         known = ", ".join(sorted({f"{source} to {target}" for source, target in pairs.values()}))
         raise ApiError(
             400, f"{body.source} to {body.target} is not available; this server translates {known}", param="target"
         )
     raise ApiError(400, f"several models fit; choose one with model: {', '.join(matching[:5])}", param="model")
+
+
+def find_pairs(models: ModelRegistry, model: str | None = None) -> dict[str, tuple[str, str]]:
+    """Return the codes of source and target of each translator by its name, or only those of one model."""
+    names = models.names("translate") if model is None else [model]
+    return {name: find_languages(name, models.read_settings(name).get("data", {})) for name in names}
+
+
+def no_translator_error() -> ApiError:
+    """Return the error of a server without a translator."""
+    return ApiError(404, "there is no model for translate; GET /v1/models lists the models", param="model")
 
 
 def build_requests(run: Run, texts: Sequence[str], n_alternatives: int) -> list[GenerationRequest]:
@@ -154,6 +171,22 @@ def build_response(body: TranslateRequest, translations: Sequence[GeneratedText]
     return response
 
 
+async def detect(call: Call) -> list[DetectedLanguage]:
+    """Return the only source language of the translators. The text is not read."""
+    body: DetectRequest = call.body
+    check_token(call.server.options.token, call.http.headers, body.api_key)
+    if not body.q.strip():
+        raise ApiError(400, "q: a text is empty", param="q")
+    pairs = await anyio.to_thread.run_sync(find_pairs, call.server.models)
+    sources = sorted({source for source, _ in pairs.values()})
+    if not sources:
+        raise no_translator_error()
+    if len(sources) > 1:
+        known = ", ".join(sources)
+        raise ApiError(400, f"this server does not detect languages; send one of {known} as source to /translate")
+    return [DetectedLanguage(confidence=0.0, language=sources[0])]
+
+
 async def list_languages(call: Call) -> list[Language]:
     """Return the source languages of all translators."""
     content = await read_body(call.http, call.server.options.max_body)  # some clients send the key in a form
@@ -161,14 +194,9 @@ async def list_languages(call: Call) -> list[Language]:
     api_key = call.query.get("api_key") or form.get("api_key", [""])[0]
     check_token(call.server.options.token, call.http.headers, api_key)
 
-    def read() -> dict[str, set[str]]:
-        targets: dict[str, set[str]] = {}
-        for name in call.server.models.names("translate"):
-            source, target = find_languages(name, call.server.models.read_settings(name).get("data", {}))
-            targets.setdefault(source, set()).add(target)
-        return targets
-
-    targets = await anyio.to_thread.run_sync(read)
+    targets: dict[str, set[str]] = {}
+    for source, target in (await anyio.to_thread.run_sync(find_pairs, call.server.models)).values():
+        targets.setdefault(source, set()).add(target)
     return [Language(code=code, name=NAMES[code], targets=sorted(targets[code])) for code in sorted(targets)]
 
 
@@ -182,6 +210,16 @@ ENDPOINTS = (
         request=TranslateRequest,
         response=TranslateResponse,
         query={"model": str},
+        form=True,
+    ),
+    Endpoint(
+        method="POST",
+        path="/detect",
+        handler=detect,
+        dialect="translate",
+        summary="Return the source language of the translators, as LibreTranslate does. Nothing is detected.",
+        request=DetectRequest,
+        response=list[DetectedLanguage],
         form=True,
     ),
     Endpoint(
