@@ -45,6 +45,27 @@ def test_pretraining_for_generate_is_training_of_generate(triform: Command, tmp_
     assert 'task = "generate"' in (tmp_path / "run" / "config.toml").read_text()
 
 
+def test_a_resume_needs_only_the_folder_of_the_run(triform: Command, files: DataFiles, tmp_path: Path) -> None:
+    folders = {}
+    for task, steps in (("classify", 4), ("translate", 4), ("translate", 6)):
+        folders[task, steps] = tmp_path / f"{task}-{steps}"
+        data = ("--for", task, "--data", files.source, "--data", files.target)
+        options = (*TINY, "--set", "train.schedule=constant", "--max-steps", steps)
+        assert triform("pretrain", *data, *options, "--out", folders[task, steps]).code == 0
+    resumed = triform("pretrain", "--out", folders["classify", 4], "--resume", "--json", "--quiet")
+    assert resumed.json["step"] == 4
+    longer = ("--resume", "--max-steps", 6, "--device", "cpu", "--quiet")
+    assert triform("pretrain", "--out", folders["translate", 4], *longer).code == 0
+    weights = [folders["translate", steps] / "model.safetensors" for steps in (4, 6)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    for out in ("none", "empty"):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        assert "--data FILE" in triform("pretrain", "--out", tmp_path / out, "--resume").refusal
+    assert "--data FILE" in triform("pretrain", "--out", tmp_path / "none").refusal
+    wrong = triform("pretrain", "--for", "generate", "--out", folders["classify", 4], "--resume").refusal
+    assert "task: generate (the run has classify)" in wrong
+
+
 def test_bad_input_is_refused_with_one_line(triform: Command, tmp_path: Path) -> None:
     blank = tmp_path / "blank.txt"
     blank.write_text("\n  \n\n")
