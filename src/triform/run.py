@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -90,6 +91,16 @@ class Run:
             f"Run(task={self.task.name!r}, path={str(self.path)!r}{adapter}, {size}, "
             f"device={str(self.task.device)!r}, precision={self.precision!r})"
         )
+
+    def __getstate__(self) -> bytes:
+        """Return the content as bytes, because `multiprocessing` sends a file descriptor for each tensor.
+
+        A fork server accepts 250 of them.
+        """
+        return pickle.dumps(self.__dict__)
+
+    def __setstate__(self, content: bytes) -> None:
+        self.__dict__.update(pickle.loads(content))
 
     def _repr_html_(self) -> str:
         from triform.reporting.run_card import render_run_card

@@ -87,11 +87,27 @@ class PaddedLayout:
         return torch.where(mirrored < 0, positions, mirrored)
 
 
+def pool_mean(layout: BatchLayout, x: Tensor) -> Tensor:  # (B, T, D) -> (B, D)
+    """Average the tokens of each sequence."""
+    return layout.mean(x)
+
+
+def pool_first(layout: BatchLayout, x: Tensor) -> Tensor:  # (B, T, D) -> (B, D)
+    """Return the first token of each sequence."""
+    return layout.first(x)
+
+
+def pool_last(layout: BatchLayout, x: Tensor) -> Tensor:  # (B, T, D) -> (B, D)
+    """Return the last token of each sequence."""
+    return layout.last(x)
+
+
 LayoutLike = Tensor | BatchLayout | None  # a tensor is `keep`, None: no padding
-POOLINGS: dict[str, Callable[[BatchLayout, Tensor], Tensor]] = {  # (B, T, D) -> (B, D)
-    "mean": lambda layout, x: layout.mean(x),
-    "first": lambda layout, x: layout.first(x),
-    "last": lambda layout, x: layout.last(x),
+# Functions with a name, because a model is pickled with the one that it uses.
+POOLINGS: dict[str, Callable[[BatchLayout, Tensor], Tensor]] = {
+    "mean": pool_mean,
+    "first": pool_first,
+    "last": pool_last,
 }
 
 
