@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -20,6 +21,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -34,6 +36,8 @@ TIMEOUT_SECONDS = 600.0  # in which a process that does not answer is given up; 
 HEARTBEAT_SECONDS = 0.5  # how often each process shows that it is alive
 POLL_SECONDS = 0.02
 REPORT_SECONDS = 5.0  # in which the main process prints an error before the others end
+LINK_SECONDS = 8.0  # without an answer of the store, after which a process has lost the other machines and ends
+EXIT_LOST_LINK = 2  # the exit code of such a process, as after other errors
 
 T = TypeVar("T")
 
@@ -88,7 +92,11 @@ def refuse_several_processes(command: str) -> None:
 
 
 class _Connection:
-    """The key-value store that connects the processes, and the thread that shows that this one is alive."""
+    """The key-value store that connects the processes, and the threads that show that this one is alive.
+
+    The store is on the machine of rank 0. If the link to it is lost, each call of the store and of gloo waits for
+    minutes, and so does the main thread. Then another thread ends the process.
+    """
 
     def __init__(self, world: World, timeout: float) -> None:
         self.world, self.timeout = world, timeout
@@ -98,20 +106,42 @@ class _Connection:
         self.store = PrefixStore(f"triform/{number}/{world.attempt}", store)
         self.n_gathered: Counter[str] = Counter()  # by channel
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._show_life, args=(self.store.clone(),), daemon=True)  # type: ignore[attr-defined]
-        self._thread.start()
+        self._n_beats = 0
+        self._heart = threading.Thread(target=self._show_life, args=(self.store.clone(),), daemon=True)  # type: ignore[attr-defined]
+        self._heart.start()
+        if world.size > 1:
+            threading.Thread(target=self._watch_link, daemon=True).start()
 
     def _show_life(self, store: Store) -> None:
         with suppress(RuntimeError):  # the store has ended, and so will this process
             while True:
                 store.add(f"alive/{self.world.rank}", 1)
+                self._n_beats += 1
                 if self._ended.wait(HEARTBEAT_SECONDS):
                     return
+
+    def _watch_link(self) -> None:
+        """End the process if a call of the store waits too long.
+
+        Turns are counted and not seconds, because a process that was suspended has lost nothing. The first process
+        of a machine prints the reason. The others end later, so that torchrun does not end the first one before.
+        """
+        is_first = self.world.local_rank == 0
+        max_turns = (LINK_SECONDS if is_first else LINK_SECONDS + 1) / HEARTBEAT_SECONDS
+        n_beats = n_turns = 0
+        while not self._ended.wait(HEARTBEAT_SECONDS) and self._heart.is_alive():
+            n_turns = n_turns + 1 if self._n_beats == n_beats else 0
+            n_beats = self._n_beats
+            if n_turns >= max_turns:
+                if is_first:
+                    print_message(f"triform: {_describe_lost_link(self.world)}", sys.__stderr__)
+                    _kill_torchrun()
+                os._exit(EXIT_LOST_LINK)
 
     def close(self) -> None:
         """Stop showing that this process is alive."""
         self._ended.set()
-        self._thread.join()
+        self._heart.join(LINK_SECONDS)
 
     def is_reported(self, seconds: float) -> bool:
         """Return whether a process reports an error within some seconds."""
@@ -146,10 +176,14 @@ _connection_numbers = count()
 _INTERRUPTED = {"interrupted": "gather_values"}  # a value that no caller sends
 
 
+def _main_address() -> str:
+    return ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+
+
 @cache
 def _open_store(world: World, timeout: float) -> Store:
     """Connect to the store. `torchrun` keeps it in a separate process, so it survives failed attempts."""
-    address = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    address = _main_address()
     host, _, port = address.rpartition(":")
     is_server = world.is_main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
@@ -281,6 +315,29 @@ def _describe_lost_connection(connection: _Connection, error: BaseException) -> 
     if "imed out" in str(error):
         return f"{names} {verb} not answered for {connection.timeout:g} seconds (TRIFORM_TIMEOUT); the others end"
     return f"{names} {verb} ended unexpectedly, so the others end; the output of torchrun names the cause"
+
+
+def _describe_lost_link(world: World) -> str:
+    return (
+        f"rank {world.rank} has had no answer from {_main_address()} (MASTER_ADDR:MASTER_PORT) for "
+        f"{LINK_SECONDS:g} seconds and ends; check that machine and the link to it, then continue with --resume"
+    )
+
+
+def _kill_torchrun() -> None:
+    """End the torchrun that started this process, unless it may start the processes again when the link is back.
+
+    With `--rdzv-backend c10d` it waits for the other machine, too, until the kernel gives up the connection after
+    about 15 minutes, and no other signal interrupts that.
+    """
+    n_restarts, max_restarts = (
+        int(os.environ.get(f"TORCHELASTIC_{name}", "0")) for name in ("RESTART_COUNT", "MAX_RESTARTS")
+    )
+    with suppress(OSError):  # there is no /proc on other systems than Linux
+        arguments = Path(f"/proc/{os.getppid()}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
+        names = {Path(argument).name for argument in arguments}
+        if n_restarts >= max_restarts and names & {"torchrun", "torch.distributed.run"}:
+            os.kill(os.getppid(), signal.SIGKILL)
 
 
 def run_in_order(function: Callable[[], T], *, main_first: bool = False, channel: str = "main") -> T:

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,25 @@ def run_script_in_ranks(n_processes: int, script: Path, folder: Path) -> str:
     log = log_file.read_text(encoding="utf-8")
     assert exit_codes == [0] * n_processes, log
     return log
+
+
+def serve_store(folder: str) -> None:
+    """In a process of its own: keep the store of other processes, and write where it is to files."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for name, number in {"store.pid": os.getpid(), "store.port": store.port}.items():
+        (Path(folder) / f"{name}.new").write_text(str(number))
+        (Path(folder) / f"{name}.new").rename(Path(folder) / name)
+    time.sleep(TIMEOUT_SECONDS)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "waited for too long"
+        time.sleep(0.1)
 
 
 def train_runs(n_processes: int, runs: list[dict[str, Any]], folder: Path) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from launching import SCRIPT, find_errors, torchrun
+from launching import SCRIPT, find_errors, serve_store, torchrun, wait_for
 from safetensors.torch import load_file
 
 import triform
@@ -19,7 +19,7 @@ from triform import world
 from triform.errors import RunInterruptedError
 from triform.training.distributed_step import PartitionedTrainStep
 from triform.training.trainer import Trainer
-from warm_processes import run_ranks, run_script
+from warm_processes import run_ranks, run_script, start_process
 
 N_ROWS, BATCH_SIZE, STEPS = 45, 5, 18  # two epochs of nine steps
 
@@ -130,6 +130,28 @@ def test_a_process_that_hangs_is_named_after_the_timeout(tmp_path: Path) -> None
     assert exit_codes[0]
     (error,) = find_errors(log_file.read_text(encoding="utf-8"))
     assert "not answered for 10 seconds (TRIFORM_TIMEOUT)" in error
+
+
+def test_processes_whose_store_does_not_answer_end_with_one_line(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.csv")
+    faults = [{"step": 5, "rank": 0, "fault": "freeze store"}]
+    endless = build_run(tmp_path, faults=faults) | {"train.max_steps": 10**6, "train.eval_every": 10**6}
+    endless |= {"train.checkpoint_every": 10**6}
+    (tmp_path / "runs.json").write_text(json.dumps([endless]), encoding="utf-8")
+    log_file, port_file = tmp_path / "log.txt", tmp_path / "store.port"
+    store = start_process(serve_store, str(tmp_path))
+    try:
+        wait_for(port_file.exists)
+        port = {"MASTER_PORT": port_file.read_text()}
+        exit_codes = run_ranks(
+            2, run_script, str(SCRIPT), str(tmp_path), log_file=log_file, environment=port, seconds=120
+        )
+    finally:
+        store.kill()
+        store.join()
+    assert exit_codes[0] == 2
+    (error,) = find_errors(log_file.read_text(encoding="utf-8"))
+    assert error.startswith(f"triform: rank 0 has had no answer from 127.0.0.1:{port['MASTER_PORT']} ")
 
 
 def test_a_stop_while_processes_wait_for_each_other_prints_one_line(

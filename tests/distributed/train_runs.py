@@ -7,6 +7,7 @@ A run is the arguments of `triform.train`, and:
 
 name: The name of its folder.
 faults: What happens before a step of a rank in an attempt, such as `{"step": 3, "rank": 1, "fault": "kill"}`.
+    "freeze store" stops the process whose id is in `FOLDER/store.pid`.
 ranks: Arguments that only some ranks have, by rank.
 fails: Whether the run is expected to fail. Its error is printed by one process, and the next run starts.
 """
@@ -46,6 +47,9 @@ def record_part(self: PartitionedTrainStep, indices: Indices, part: int, n_parts
 
 
 def cause_fault(fault: str) -> None:
+    if fault == "freeze store":
+        os.kill(int((FOLDER / "store.pid").read_text()), signal.SIGSTOP)
+        return
     if fault == "hang":
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(100)
