@@ -8,7 +8,7 @@ for this benchmark: nothing is sharded, so its cost is the work of FSDP on the h
 On a CPU, two processes are also compared with one, with the same global batch, and a profile shows where the time
 of their steps goes.
 
-    python -m benchmarks.distributed [--smoke] [--json FILE] [--device cpu]
+    python -m benchmarks.distributed [--smoke] [--json FILE] [--device cpu] [--only eager compiled checkpoint ...]
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from triform.world import current_world, join_world
 
 SMALL_MODEL = {"model.d_model": 256, "model.d_ff": 1024, "model.n_layers": 4, "model.n_heads": 4}
 NARROW_MODEL = {"model.d_model": 8, "model.d_ff": 8, "model.n_heads": 2, "data.max_len": 2, "train.batch_size": 2}
+PART_NAMES = ("eager", "compiled", "recurrent", "checkpoint", "processes")
 TINY_MODEL = {"model.d_model": 16, "model.d_ff": 32, "model.n_layers": 1, "model.n_heads": 2}
 
 
@@ -268,6 +269,7 @@ def become_single_process() -> None:
 def main(arguments: list[str] | None = None) -> None:
     parser = build_parser(__doc__)
     parser.add_argument("--device", default=default_device(), help="cpu or cuda; by default cuda if there is a GPU")
+    parser.add_argument("--only", nargs="+", choices=PART_NAMES, default=PART_NAMES, help="run only these parts")
     parser.add_argument("--worker", type=Path, help="a folder; used by the benchmark to start its processes")
     options = parser.parse_args(arguments)
     if options.worker:
@@ -281,12 +283,15 @@ def main(arguments: list[str] | None = None) -> None:
         with join_world(resolve_device(options.device)):
             assert current_world().size == 1
             for title in ("eager", "compiled") if report.cuda else ("eager",):
-                measure_steps(report, Path(name), title, use_compile=title == "compiled")
+                if title in options.only:
+                    measure_steps(report, Path(name), title, use_compile=title == "compiled")
+                    release_memory(report.device)
+            if "recurrent" in options.only:
+                measure_steps(report, Path(name), "recurrent", use_compile=False, **build_recurrent_model(report))
                 release_memory(report.device)
-            measure_steps(report, Path(name), "recurrent", use_compile=False, **build_recurrent_model(report))
-            release_memory(report.device)
-            measure_checkpoint(report, Path(name))
-        if not report.cuda:
+            if "checkpoint" in options.only:
+                measure_checkpoint(report, Path(name))
+        if "processes" in options.only and not report.cuda:
             measure_processes(report, Path(name))
     report.write()
 
