@@ -119,7 +119,7 @@ class SecurityMiddleware:
 
     def _check_origin(self, host: str, headers: Headers) -> None:
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if origin is not None and origin.partition("://")[2].lower() != host.lower():
             raise ApiError(403, f"requests from pages of another site ({origin[:200]}) are refused")
         is_navigation = headers.get("sec-fetch-mode") == "navigate"
         if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not is_navigation:
