@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-import uvicorn
 from starlette.testclient import TestClient
 
 from triform.experiments.study.runner import compare
 from triform.launch import train
 from triform.serving import ServerOptions, create_app
+from triform.serving.listen import HttpServer, bind_socket
 
 Connect = Callable[[ServerOptions], TestClient]
 StartServer = Callable[[ServerOptions], AbstractContextManager[str]]
@@ -63,17 +63,15 @@ def connect() -> Iterator[Connect]:
 @contextmanager
 def run_server(options: ServerOptions) -> Iterator[str]:
     """Run a server in a thread and yield its address, which has no final slash."""
-    app = create_app(options)
-    server = uvicorn.Server(
-        uvicorn.Config(app, port=0, loop="asyncio", http="h11", log_level="warning", timeout_graceful_shutdown=1)
-    )
-    thread = threading.Thread(target=server.run, daemon=True)
+    app, sock = create_app(options), bind_socket("127.0.0.1", 0)
+    port = sock.getsockname()[1]
+    server = HttpServer(app, drain=1)
+    thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
     thread.start()
     deadline = time.monotonic() + 30
     while not server.started:
         assert time.monotonic() < deadline, "the server does not start"
         time.sleep(0.02)
-    port = server.servers[0].sockets[0].getsockname()[1]
     yield f"http://127.0.0.1:{port}"
     app.state.server.stopping.set()
     server.should_exit = True

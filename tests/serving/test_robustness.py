@@ -15,6 +15,9 @@ import pytest
 
 from triform.serving import ServerOptions
 
+POST = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+POST_IN_CHUNKS = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+
 
 @pytest.fixture(scope="module")
 def folder(runs_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -49,24 +52,29 @@ def send_bytes(address: str, content: bytes, *, close: bool = False) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "status"),
     [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a browser that expects TLS
-        b"nonsense\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
-        b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/1.1\r\n" + b"X-Header: " + b"y" * 100_000 + b"\r\n\r\n",
-        b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
-        b"POST /predict HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),  # a browser that expects TLS
+        (b"nonsense\r\n\r\n", 400),
+        (b"INVENTED / HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+        (b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\n" + b"X-Header: " + b"y" * 100_000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 1_000 + b"\r\n", 431),
+        (b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n", 400),
+        (POST_IN_CHUNKS + b"zz\r\n", 400),
+        (POST_IN_CHUNKS + b"1\r\nx\r\n" * 10_000, 413),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1_000, 429),
     ],
 )
-def test_what_is_no_request_is_refused(address: str, content: bytes) -> None:
-    assert b" 400 " in send_bytes(address, content).partition(b"\r\n")[0]
+def test_what_is_no_request_or_too_much_of_one_is_refused(address: str, content: bytes, status: int) -> None:
+    head = send_bytes(address, content).partition(b"\r\n\r\n")[0]
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert {b"connection: close", b"x-content-type-options: nosniff"} <= set(head.split(b"\r\n"))
 
 
 def test_a_client_that_leaves_while_it_sends_its_body_is_forgotten(address: str) -> None:
-    head = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    send_bytes(address, head + b'Content-Length: 500\r\n\r\n{"inputs": "', close=True)
+    send_bytes(address, POST + b'Content-Length: 500\r\n\r\n{"inputs": "', close=True)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +86,7 @@ def test_a_strange_path_is_not_found(address: str, path: str) -> None:
     assert answer.json()["error"]
 
 
-@pytest.mark.parametrize("method", ["PUT", "PATCH", "OPTIONS", "TRACE", "INVENTED", "DELETE"])
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "OPTIONS", "TRACE", "DELETE"])
 def test_a_method_that_a_route_does_not_have_is_refused(address: str, method: str) -> None:
     answer = send(method, f"{address}/v1/completions")
     assert answer.status_code == 405

@@ -16,7 +16,7 @@ from triform.formatting import echo, print_table
 
 PACKAGES = (
     *("torch", "numpy", "tokenizers", "safetensors", "scikit-learn", "scipy", "sacrebleu", "typer", "rich"),
-    *("msgspec", "starlette", "uvicorn"),
+    *("msgspec", "starlette", "uvicorn", "httptools"),
 )
 OPTIONAL_PACKAGES = {  # the packages of each extra
     "arrow": ("pyarrow",),

@@ -9,7 +9,6 @@ import socket
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
@@ -17,8 +16,11 @@ from starlette.applications import Starlette
 from triform.errors import ConfigError
 from triform.interrupts import HANGUP
 from triform.serving.app import DRAIN_SECONDS
+from triform.serving.connections import GuardedProtocol
 
 MAX_PORT = 65_535
+MAX_ACCEPTED = 32  # connections before the bound on connections is applied to them
+WAITING_CONNECTIONS = 1_024  # that the system keeps until the server accepts them
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
@@ -66,10 +68,30 @@ def format_url(host: str, sock: socket.socket) -> str:
     return f"http://{f'[{url_host}]' if ':' in url_host else url_host}:{sock.getsockname()[1]}"
 
 
-class _HttpServer(uvicorn.Server):
-    """A server that reports when it is ready, and ends responses without an end when it stops."""
+class HttpServer(uvicorn.Server):
+    """A server that reports when it is ready, and ends responses without an end when it stops.
 
-    def __init__(self, config: uvicorn.Config, app: Starlette, on_start: Callable[[], None]) -> None:
+    Args:
+        app: The app of `create_app`.
+        on_start: Called when the server is ready.
+        drain: Seconds that running requests have to end when the server stops.
+    """
+
+    def __init__(
+        self, app: Starlette, on_start: Callable[[], None] = lambda: None, drain: float = DRAIN_SECONDS
+    ) -> None:
+        config = uvicorn.Config(
+            app,
+            loop="asyncio",  # the same on every machine, whether or not uvloop is installed
+            http=GuardedProtocol,
+            ws="none",
+            proxy_headers=False,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            backlog=MAX_ACCEPTED,
+            timeout_graceful_shutdown=int(drain),
+        )
         super().__init__(config)
         self.app, self.on_start = app, on_start
 
@@ -87,19 +109,18 @@ class _HttpServer(uvicorn.Server):
             finally:
                 signal.signal(HANGUP, previous)
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        super().handle_exit(sig, frame)
-        if self.force_exit:  # what is cancelled now is not worth a message
-            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for sock in sockets or []:
+            sock.listen(WAITING_CONNECTIONS)  # asyncio uses one number for this and for what it accepts at once
         if self.started:
             self.on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.app.state.server.stopping.set()
         await super().shutdown(sockets)
+        # What is cancelled now is not worth a message.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
 
 
 def run_server(app: Starlette, sock: socket.socket, on_start: Callable[[], None]) -> None:
@@ -112,19 +133,8 @@ def run_server(app: Starlette, sock: socket.socket, on_start: Callable[[], None]
         sock: A socket that listens.
         on_start: Called when the server is ready.
     """
-    config = uvicorn.Config(
-        app,
-        loop="asyncio",  # the same on every machine, whether or not uvloop and httptools are installed
-        http="h11",
-        ws="none",
-        proxy_headers=False,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=int(DRAIN_SECONDS),
-    )
     try:
-        _HttpServer(config, app, on_start).run([sock])
+        HttpServer(app, on_start).run([sock])
     except KeyboardInterrupt:  # uvicorn raises the signal again when it has stopped
         pass
     finally:

@@ -8,6 +8,20 @@ from pathlib import Path
 
 LOOPBACK_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
+MAX_CONNECTIONS = 1_000
+OTHER_FILES = 256  # that a server may have open beside its connections
+
+
+def default_max_connections() -> int:
+    """Return how many connections the process can have, given how many files it may open."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return MAX_CONNECTIONS
+    n_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if n_files == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return min(MAX_CONNECTIONS, max(n_files // 2, n_files - OTHER_FILES))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +42,8 @@ class ServerOptions:
         timeout: Seconds after which a request is given up with status 504.
         max_body: Bytes of a request.
         max_upload: Bytes of a data file that is uploaded.
+        max_connections: The number of connections. The default depends on the number of files that may be open.
+        head_timeout: Seconds in which a client must send the head of a request.
         read_only: Whether requests that change a run or start a job are refused.
     """
 
@@ -44,4 +60,6 @@ class ServerOptions:
     timeout: float = 120.0
     max_body: int = 1 << 20
     max_upload: int = 1 << 28
+    max_connections: int = field(default_factory=default_max_connections)
+    head_timeout: float = 10.0
     read_only: bool = False
