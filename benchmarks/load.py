@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +48,7 @@ class LoadResult:
 
 
 class Server:
-    """A `triform serve` process."""
+    """A `triform serve` or `triform studio` process."""
 
     def __init__(self, process: subprocess.Popen[str], port: int) -> None:
         self.process, self.port = process, port
@@ -71,10 +71,16 @@ class Server:
 
 
 @contextmanager
-def start_server(*arguments: str) -> Iterator[Server]:
-    """Run `triform serve` with these arguments on a free port, and stop it at the end."""
-    command = [sys.executable, "-m", "triform", "serve", *arguments, "--port", "0", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def start_server(*arguments: str, command: str = "serve", prefix: Sequence[str] = ()) -> Iterator[Server]:
+    """Run `triform serve`, or another command, with these arguments on a free port, and stop it at the end.
+
+    Args:
+        arguments: The arguments of the command.
+        command: serve or studio.
+        prefix: A program that runs the command, with its arguments.
+    """
+    words = [*prefix, sys.executable, "-m", "triform", command, *arguments, "--port", "0", "--json"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -92,8 +98,9 @@ def start_server(*arguments: str) -> Iterator[Server]:
 class Connection:
     """A connection that is kept open for many requests, one after the other."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, token: str = "") -> None:
         self.port = port
+        self.authorization = f"Authorization: Bearer {token}\r\n" if token else ""
         self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, bytes]:
@@ -104,7 +111,7 @@ class Connection:
         content = b"" if body is None else json.dumps(body).encode()
         head = (
             f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(content)}\r\n\r\n"
+            f"{self.authorization}Content-Length: {len(content)}\r\n\r\n"
         )
         writer.write(head.encode() + content)
         response_head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()

@@ -232,3 +232,9 @@ def test_the_benchmark_of_the_server_runs_and_writes_its_figures(tmp_path: Path)
     assert rows["/health under load"]["p99_ms"] > 0
     assert rows["throughput of 8 clients"]["times_one_client"] > 0
     assert rows["memory of the server"].keys() >= {"before_mib", "after_mib"}
+
+
+def test_the_benchmark_of_attacks_runs_and_other_clients_are_served(tmp_path: Path) -> None:
+    assert front_door(["attacks", "--smoke", "--device", "cpu", "--json", str(tmp_path / "f.json")]) == 0
+    (row,) = json.loads((tmp_path / "f.json").read_text(encoding="utf-8"))["rows"]
+    assert row["requests"] > row["errors"] == 0, row["first_errors"]
