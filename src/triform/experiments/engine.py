@@ -23,7 +23,7 @@ from triform.experiments.seeds import format_failures, train_seed_list
 from triform.formatting import print_message
 from triform.io.errors import damaged_error, write_run_text
 from triform.io.events import read_events
-from triform.io.files import write_text
+from triform.io.files import read_regular, write_text
 from triform.io.locks import find_lock_holder, folder_lock
 from triform.launch import RunOptions, write_untrained_run
 from triform.run import Run, load
@@ -335,7 +335,7 @@ class EvaluationCache:
         if not self.path.exists():
             return {}
         try:
-            entries = json.loads(self.path.read_text(encoding="utf-8"))
+            entries = json.loads(read_regular(self.path))
         except (OSError, ValueError, RecursionError) as error:
             raise damaged_error(self.path, error) from None
         return entries if isinstance(entries, dict) else {}
@@ -349,7 +349,7 @@ class PersistentTimer:
         self.total_seconds = self._read()
 
     def _read(self) -> float:
-        return float(json.loads(self.path.read_text(encoding="utf-8"))) if self.path.exists() else 0.0
+        return float(json.loads(read_regular(self.path))) if self.path.exists() else 0.0
 
     def __enter__(self) -> None:
         self.start = time.perf_counter()

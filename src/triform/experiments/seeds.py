@@ -19,6 +19,7 @@ from triform.errors import CheckpointError, ConfigError, DataError, DivergedErro
 from triform.experiments.seed_results import SeedResults, collect_results
 from triform.formatting import print_message
 from triform.interrupts import handle_signals
+from triform.io.files import refuse_special_file
 from triform.io.run_layout import CONFIG_FILE
 from triform.launch import (
     RunOptions,
@@ -202,6 +203,7 @@ def _claim_folders(
     seed_runs = []
     for seed in seeds:
         folder = RunFolder(out / f"seed-{seed}", verify=options.verify)
+        refuse_special_file(folder.path)
         claim = claim_run_folder(
             folder, requested | {"seed": seed}, resume=options.resume, overwrite=options.overwrite, required=False
         )

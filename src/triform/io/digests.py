@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from triform.errors import CheckpointError
-from triform.io.files import atomic_files, write_text
+from triform.io.files import atomic_files, read_regular, write_text
 from triform.io.run_layout import CONFIG_FILE, DIGESTS_FILE, RUN_FILES
 
 DIGESTS_FORMAT = 1
@@ -108,7 +108,7 @@ def read_digests(folder: Path) -> Digests | None:
     """Return the recorded digests, or None if the folder has no digest file."""
     path = folder / DIGESTS_FILE
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_regular(path))
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from triform.io.files import read_regular
+
 Event = dict[str, Any]
 
 
@@ -34,4 +36,7 @@ def parse_events(content: bytes) -> tuple[list[Event], int]:
 
 def read_events(path: Path) -> list[Event]:
     """Return the events of a metrics.jsonl; none if there is no such file."""
-    return parse_events(path.read_bytes())[0] if path.exists() else []
+    try:
+        return parse_events(read_regular(path))[0]
+    except FileNotFoundError:
+        return []

@@ -1,4 +1,8 @@
-"""Write files and folders atomically, and read text and JSON."""
+"""Write files and folders atomically, open files without following links, and read text and JSON.
+
+A run folder may come from somebody else, and may hold links to files outside of it, or pipes. Its files are opened
+with `open_regular`, which checks what it has opened; its folders are checked before anything in them is used.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ import json
 import os
 import re
 import shutil
+import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,6 +23,10 @@ from triform.errors import CheckpointError
 
 _folder_numbers = count()  # two threads may write folders with the same name at the same time
 TEMPORARY_NAME = re.compile(r"\..+\.(\d+)\.part")  # the number is the id of the writing process
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # 0 on Windows, which has neither flag
+NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for its other end
+SPECIAL = "a pipe, a device or a socket"
+JUNCTION_TAG = getattr(stat, "IO_REPARSE_TAG_MOUNT_POINT", -1)  # of a link to a folder, on Windows
 
 
 def temporary_path(path: Path) -> Path:
@@ -56,6 +66,8 @@ def atomic_files(
         A temporary name for each path, in the same folder. An error in the block leaves nothing behind.
     """
     temporaries = tuple(map(temporary_path, paths))
+    for temporary in temporaries:
+        temporary.unlink(missing_ok=True)  # a folder of somebody else may hold links with such names
     try:
         yield temporaries
         for temporary in temporaries if sync else ():
@@ -152,15 +164,77 @@ def read_json(path: Path) -> Any:
         raise CheckpointError(f"{path} is not JSON, or is damaged ({error})") from None
 
 
-def refuse_special_files(folder: Path) -> None:
+def open_regular(path: Path, mode: str = "rb") -> Any:
+    """Open a file of a run as `open` does, in text mode as UTF-8. A link is not followed, a pipe not waited for.
+
+    Raises:
+        CheckpointError: The name is that of a link, a folder, a pipe, a device or a socket.
+    """
+    return open(path, mode, encoding=None if "b" in mode else "utf-8", opener=open_regular_handle)
+
+
+def read_regular(path: Path) -> bytes:
+    """Return the content of a file of a run; see `open_regular`."""
+    with open_regular(path) as file:
+        return bytes(file.read())
+
+
+def open_regular_handle(path: str | Path, flags: int) -> int:
+    """Open a file of a run as `os.open` does; see `open_regular`."""
+    if not NO_FOLLOW:
+        refuse_special_file(path)
+    try:
+        handle = os.open(path, flags | NO_FOLLOW | NO_WAIT, 0o666)
+    except OSError:
+        refuse_special_file(path)  # says more than the error of the system
+        raise
+    mode = os.fstat(handle).st_mode  # of what has been opened, which nobody can replace any more
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        raise _special_error(path, "a folder" if stat.S_ISDIR(mode) else SPECIAL)
+    return handle
+
+
+def refuse_special_file(path: str | Path, *, may_be_link: bool = False) -> None:
+    """Refuse a file or folder that is a link, a pipe, a device or a socket. It may be missing.
+
+    Inside a run, a link names something outside of it, where nothing may be written or deleted.
+
+    Raises:
+        CheckpointError: It is one of these. The message names it.
+    """
+    try:
+        status = Path(path).stat(follow_symlinks=may_be_link)
+    except OSError:
+        return
+    if stat.S_ISLNK(status.st_mode) or getattr(status, "st_reparse_tag", 0) == JUNCTION_TAG:
+        raise CheckpointError(
+            f"{path} is a link, and links inside a run folder are not followed; replace it by a copy, or remove it"
+        )
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise _special_error(path, SPECIAL)
+
+
+def refuse_special_files(folder: Path, *, not_links: Iterable[str] = ()) -> None:
     """Refuse a folder that contains pipes, devices or sockets, because reading them may never end.
+
+    Args:
+        folder: The folder.
+        not_links: Patterns of the names that may not be links either.
 
     Raises:
         CheckpointError: The folder has such an entry. The message names it.
     """
-    for path in sorted(folder.glob("*")):
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise CheckpointError(f"{path} is a pipe, a device or a socket, not a file; restore it from a copy")
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError:  # it is missing, or reading its files will say why
+        return
+    for path in paths:
+        refuse_special_file(path, may_be_link=not any(fnmatchcase(path.name, pattern) for pattern in not_links))
+
+
+def _special_error(path: str | Path, kind: str) -> CheckpointError:
+    return CheckpointError(f"{path} is {kind}, not a file; remove it, or restore it from a copy")
 
 
 def remove_leftovers(folder: Path) -> None:

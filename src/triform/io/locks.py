@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 from triform.errors import CheckpointError, FolderInUseError, require_unicode
-from triform.io.files import remove_leftovers
+from triform.io.files import open_regular_handle, remove_leftovers
 
 LOCK_FILE = ".lock"
 NO_LOCKS_ERRORS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
@@ -49,8 +49,8 @@ def find_lock_holder(folder: Path) -> LockHolder | None:
     could be alive, so that a process that wants the lock at this moment is not disturbed.
     """
     try:
-        handle = os.open(folder / LOCK_FILE, os.O_RDWR)
-    except OSError:
+        handle = open_regular_handle(folder / LOCK_FILE, os.O_RDWR)
+    except (OSError, CheckpointError):
         return None
     try:
         holder = _read_holder(handle, tries=1)
@@ -114,7 +114,7 @@ def _acquire(folder: Path, purpose: str, wait: bool) -> tuple[int, str]:
     while True:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+            handle = open_regular_handle(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             tries += 1
             if isinstance(error, FileNotFoundError) and tries < MAX_TRIES:
@@ -176,7 +176,7 @@ def _release(folder: Path, handle: int) -> None:
 def _is_current(handle: int, path: Path) -> bool:
     """Return whether the locked file is still the one that other processes find under its name."""
     try:
-        return os.path.samestat(os.fstat(handle), path.stat())
+        return os.path.samestat(os.fstat(handle), path.lstat())
     except OSError:
         return False
 

@@ -13,8 +13,18 @@ from triform.errors import CheckpointError, ConfigError
 from triform.io.digests import verify_digests
 from triform.io.errors import damaged_error
 from triform.io.files import refuse_special_files
+from triform.io.locks import LOCK_FILE
 from triform.io.migration import migrate_settings
-from triform.io.run_layout import CONFIG_FILE, LAST_CONFIG_KEY, RUN_FORMAT, SOURCES_FILE
+from triform.io.run_layout import (
+    CHECKPOINTS_FOLDER,
+    CONFIG_FILE,
+    DATA_FOLDER,
+    LAST_CONFIG_KEY,
+    RUN_FOLDER_PATTERNS,
+    RUN_FORMAT,
+    SOURCES_FILE,
+    TOKENS_FOLDER,
+)
 
 
 def encode_run_config(config: Config) -> bytes:
@@ -25,6 +35,20 @@ def encode_run_config(config: Config) -> bytes:
 def read_run_format(folder: Path) -> int:
     """Return the format number of a run folder."""
     return int(load_toml(folder / CONFIG_FILE).get("format", 0))
+
+
+def refuse_links_of_run(folder: Path) -> None:
+    """Refuse a run folder in which a file or a folder of the run is a link, a pipe, a device or a socket.
+
+    The path to the run folder may contain links. So may what a tracker writes: Weights & Biases makes some.
+
+    Raises:
+        CheckpointError: There is one. The message names it.
+    """
+    refuse_special_files(folder, not_links=(LOCK_FILE, *RUN_FOLDER_PATTERNS))
+    checkpoints = folder / CHECKPOINTS_FOLDER
+    for inner in (checkpoints, folder / TOKENS_FOLDER, folder / DATA_FOLDER, *checkpoints.glob("step-*")):
+        refuse_special_files(inner, not_links="*")
 
 
 def read_run_config(folder: Path, *, verify: bool = True) -> Config:
@@ -39,7 +63,7 @@ def read_run_config(folder: Path, *, verify: bool = True) -> Config:
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such run folder")
-    refuse_special_files(folder)
+    refuse_links_of_run(folder)
     config_file = folder / CONFIG_FILE
     if not config_file.exists():
         raise CheckpointError(f"{folder} is not a run folder: it has no {CONFIG_FILE}{_other_folder_hint(folder)}")

@@ -12,6 +12,8 @@ from typing import Any, TypeGuard
 from triform.errors import DataError
 from triform.formatting import METRICS
 from triform.io.events import parse_events
+from triform.io.files import read_regular
+from triform.io.run_config import refuse_links_of_run
 from triform.io.run_layout import CONFIG_FILE, METRICS_FILE
 from triform.reporting.charts import Point
 
@@ -97,10 +99,12 @@ def read_history(folder: Path) -> RunHistory:
 
     Raises:
         DataError: The folder has no readable metrics.jsonl.
+        CheckpointError: A file of the folder is a link or a pipe.
     """
+    refuse_links_of_run(folder)
     path = folder / METRICS_FILE
     try:
-        parsed, n_unreadable = parse_events(path.read_bytes())
+        parsed, n_unreadable = parse_events(read_regular(path))
     except OSError as error:
         raise DataError("there is no metrics.jsonl; pass the folder of a training run", path=path) from error
     name, settings = folder.resolve().name, _read_settings(folder)
@@ -134,7 +138,7 @@ def _drop_events_after(events: dict[str, list[Event]], step: Any) -> None:
 
 def _read_settings(folder: Path) -> Mapping[str, Any] | None:
     try:
-        return tomllib.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        return tomllib.loads(read_regular(folder / CONFIG_FILE).decode())
     except (OSError, ValueError, RecursionError):  # a report is useful without settings
         return None
 

@@ -11,7 +11,7 @@ from triform.errors import CheckpointError
 from triform.io.digests import atomic_recorded_files, verify_digests
 from triform.io.errors import write_errors
 from triform.io.locks import folder_lock
-from triform.io.run_config import encode_run_config, read_run_config
+from triform.io.run_config import encode_run_config, read_run_config, refuse_links_of_run
 from triform.io.run_layout import CONFIG_FILE, LATER_FOLDERS, MODEL_FILE, RUN_FOLDER_PATTERNS
 from triform.scratch import weights
 from triform.scratch.module import FlatParameters
@@ -29,6 +29,7 @@ def write_run(
     """Write a run. Its config.toml is written last, because a folder without one is not a run."""
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is a file; choose another folder")
+    refuse_links_of_run(folder)
     with folder_lock(folder, "saving a run"), write_errors(folder):
         prepare_folder(folder, overwrite=overwrite)
         for name, tokenizer in tokenizers.items():

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from triform.config.settings import DEFAULTS, Settings, flatten_config, format_setting
-from triform.errors import TriformError
+from triform.errors import CheckpointError, TriformError
 from triform.evaluation.statistics import ALPHA, PairedDifference, summarise
 from triform.experiments.pairing import VariantPair, compare_pairs, pair_over_seeds
 from triform.experiments.study.plan import (
@@ -26,6 +26,7 @@ from triform.experiments.study.plan import (
     vocabulary_settings,
 )
 from triform.formatting import METRICS, format_mean, metric_label, metric_title
+from triform.io.files import read_regular
 from triform.io.run_config import read_run_config
 from triform.io.run_layout import METRICS_FILE
 from triform.reporting.charts import BandPoint, Point, smooth
@@ -331,8 +332,8 @@ def _read_study(path: Path) -> dict[str, Any] | None:
 def _read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in a JSON file, or None if there is none."""
     try:
-        content = msgspec.json.decode(path.read_bytes()) if path.stat().st_size <= MAX_STUDY_BYTES else None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        content = msgspec.json.decode(read_regular(path)) if path.stat().st_size <= MAX_STUDY_BYTES else None
+    except (OSError, CheckpointError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
 

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from triform.errors import CheckpointError
 from triform.io.events import Event, parse_event
+from triform.io.files import open_regular
 from triform.reporting.run_history import is_finite
 
 MAX_POINTS = 2_000  # of the training curve
@@ -42,12 +44,12 @@ class MetricsTail:
     def read_history(self) -> list[Event]:
         """Return the events so far, thinned, and remember the end of the file. A missing file has no events."""
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 size = os.fstat(file.fileno()).st_size
                 located = read_all_events(file) if size <= MAX_COMPLETE_BYTES else sample_events(file, size)
                 end = _last_line_end(file, os.fstat(file.fileno()).st_size if size <= MAX_COMPLETE_BYTES else size)
                 self._remember(file, end)
-        except OSError:
+        except (OSError, CheckpointError):
             self.offset, self.inode, self.fingerprint = 0, 0, b""
             return []
         return thin_events([event for position, event in sorted(located.items()) if position < end])
@@ -55,7 +57,7 @@ class MetricsTail:
     def read_new(self) -> list[Event] | None:
         """Return the events that were added, or None if the file was rewritten or has very many new lines."""
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 status = os.fstat(file.fileno())
                 if status.st_ino == self.inode and status.st_size == self.offset:
                     return []
@@ -68,7 +70,7 @@ class MetricsTail:
                     return None
                 complete = content[: content.rfind(b"\n") + 1]
                 self._remember(file, self.offset + len(complete))
-        except OSError:
+        except (OSError, CheckpointError):
             return None if self.inode else []
         return [_shorten(event) for line in complete.split(b"\n") if (event := parse_event(line)) is not None]
 

@@ -16,6 +16,7 @@ import anyio.to_thread
 
 from triform.errors import CheckpointError
 from triform.io.ensembles import find_member_folders
+from triform.io.files import read_regular
 from triform.io.run_layout import CHECKPOINTS_FOLDER, CONFIG_FILE, MODEL_FILE, TOKENS_FOLDER
 from triform.run import Run, load
 from triform.serving.endpoints import ApiError
@@ -116,8 +117,8 @@ class ModelRegistry:
             modified = path.stat().st_mtime_ns
             if (known := self._settings.get(path)) and known[0] == modified:
                 return known[1]
-            settings = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            settings = tomllib.loads(read_regular(path).decode())
+        except (OSError, CheckpointError, ValueError, RecursionError):
             return {}
         self._settings[path] = modified, settings
         return settings

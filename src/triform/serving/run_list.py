@@ -18,11 +18,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from triform.errors import TriformError
+from triform.errors import CheckpointError, TriformError
 from triform.formatting import format_metric, metric_title
 from triform.io.events import parse_event
+from triform.io.files import open_regular, read_regular
 from triform.io.locks import LockHolder, find_lock_holder
-from triform.io.run_config import read_run_config
+from triform.io.run_config import read_run_config, refuse_links_of_run
 from triform.io.run_layout import (
     CHECKPOINTS_FOLDER,
     CONFIG_FILE,
@@ -113,11 +114,12 @@ def summarise_run(run_id: str, folder: Path, holder: LockHolder | None) -> RunSu
     name = PurePosixPath(run_id).name
     group = str(PurePosixPath(run_id).parent) if SEED_FOLDER.fullmatch(name) else ""
     try:
+        refuse_links_of_run(folder)
         settings = read_listed_settings(folder)
+        start, last = read_ends(folder / METRICS_FILE)
     except (TriformError, OSError) as error:
         state: State = "damaged" if holder is None else "training"
         return RunSummary(id=run_id, name=name, group=group, state=state, error=str(error))
-    start, last = read_ends(folder / METRICS_FILE)
     state, error_text = _find_state(folder, holder, last)
     steps = [last[kind].get("step") for kind in ("train", "valid", "monitor", "end") if kind in last]
     seconds = [value for event in last.values() if is_finite(value := event.get("seconds"))]
@@ -148,7 +150,7 @@ def read_listed_settings(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: The settings are damaged or from a newer Triform.
     """
-    content = (folder / CONFIG_FILE).read_bytes()
+    content = read_regular(folder / CONFIG_FILE)
     settings: dict[str, Any] = {}
     table = ""
     for match in CONFIG_LINE.finditer(content):
@@ -171,7 +173,7 @@ def read_listed_settings(folder: Path) -> dict[str, Any]:
 def read_ends(path: Path) -> tuple[Event, dict[str, Event]]:
     """Return the `start` event of metrics.jsonl, and the last event of each kind near its end."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(HEAD_BYTES)
             size = os.fstat(file.fileno()).st_size
             last = _find_last_events(head, 0) if size <= HEAD_BYTES else {}
@@ -225,8 +227,8 @@ def _read_checkpoint_best(folder: Path) -> Mapping[str, Any]:
     try:
         if not states or states[-1].stat().st_size > MAX_STATE_BYTES:
             return {}
-        best = json.loads(states[-1].read_bytes())["progress"]["best"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        best = json.loads(read_regular(states[-1]))["progress"]["best"]
+    except (OSError, CheckpointError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     return best if isinstance(best, dict) else {}
 

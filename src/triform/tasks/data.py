@@ -21,6 +21,7 @@ from triform.data.token_cache import TokenCache
 from triform.data.token_store import TokenStore
 from triform.errors import DataError
 from triform.evaluation.baselines import FittedBaselines, fit_baselines
+from triform.io.files import open_regular
 from triform.io.run_layout import TOKENS_FOLDER
 from triform.tasks.batch import Dataset
 from triform.tasks.leaks import leak_warnings
@@ -195,7 +196,8 @@ class TaskData(ABC):
 
         def write(folder: Path) -> None:
             encoded = self.encode(self.training_name, examples, versions, folder / split)
-            np.save(folder / f"{split}.values.npy", encoded.values)
+            with open_regular(folder / f"{split}.values.npy", "wb") as file:
+                np.save(file, encoded.values)
 
         def read(folder: Path) -> EncodedExamples:
             stores = tuple(TokenStore.open(folder / f"{split}{name}") for name in self.store_names)

@@ -12,6 +12,7 @@ import triform
 from triform.config import Config
 from triform.config.settings import Settings, build_config, flatten_config
 from triform.errors import CheckpointError, ConfigError, PeerError
+from triform.io.files import read_regular
 from triform.io.locks import LOCK_FILE
 from triform.training.claim import claim_run_folder
 from triform.training.run_folder import RunFolder
@@ -80,7 +81,7 @@ def share_claim(
 
 def _read_lock_file(path: Path) -> str:
     try:
-        return (path / LOCK_FILE).read_text(encoding="utf-8")
+        return read_regular(path / LOCK_FILE).decode()
     except OSError:
         return "missing"
 

@@ -23,11 +23,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 from triform.io.errors import write_errors, write_run_text
 from triform.io.events import Event, read_events
+from triform.io.files import open_regular
 
 
 class Callback:
@@ -71,7 +73,7 @@ class MetricsFile(Callback):
         if event["event"] == "extended":
             self._reopen(event["step"], event["max_steps"])
             return
-        with write_errors(self.path, self.path.parent), self.path.open("a", encoding="utf-8") as file:
+        with write_errors(self.path, self.path.parent), open_regular(self.path, "a") as file:
             file.write(_format_event(event) + "\n")
 
     def _reopen(self, step: int, max_steps: int) -> None:
@@ -87,8 +89,8 @@ class MetricsFile(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.path.exists():
-            with write_errors(self.path, self.path.parent), self.path.open("r+b") as file:
-                file.truncate(min(state["bytes"], self.path.stat().st_size))
+            with write_errors(self.path, self.path.parent), open_regular(self.path, "r+b") as file:
+                file.truncate(min(state["bytes"], file.seek(0, os.SEEK_END)))
 
 
 def _format_event(event: Event) -> str:

@@ -14,6 +14,8 @@ from triform.config.merging import flatten_settings, merge_request
 from triform.config.settings import build_config
 from triform.data.in_memory import is_in_memory, write_copy
 from triform.errors import ConfigError, DataError
+from triform.io.files import read_regular
+from triform.io.run_config import refuse_links_of_run
 from triform.io.run_layout import CONFIG_FILE, DATA_FOLDER
 from triform.training.claim import create_default_folder
 from triform.world import current_world
@@ -50,6 +52,7 @@ def copy_in_memory_data(
         raise ConfigError("several processes need out=RUN to train on data that is passed from Python")
     type_name = type(next(iter(frames.values()))).__name__
     folder = Path(out or create_default_folder({"task": task, "data.train": type_name}))
+    refuse_links_of_run(folder)
     existing = set(folder.glob(f"{DATA_FOLDER}/*"))
     created: list[Path] = []
     try:
@@ -124,7 +127,7 @@ def _insert(settings: dict[str, Any], keyword: str, path: str) -> None:
 def _remove_unused(folder: Path, copies: list[Path]) -> None:
     """Remove copies that no run in the folder, or in a folder below it, names in its settings."""
     paths = (*folder.glob(CONFIG_FILE), *folder.glob(f"*/{CONFIG_FILE}"))
-    configs = [path.read_text(encoding="utf-8") for path in paths]
+    configs = [read_regular(path).decode() for path in paths]
     for copy in copies:
         if not any(copy.name in text for text in configs):
             copy.unlink(missing_ok=True)

@@ -25,7 +25,13 @@ from triform.io.errors import damaged_error, write_errors, write_run_text
 from triform.io.events import read_events
 from triform.io.locks import folder_lock
 from triform.io.migration import migrate_checkpoint_tensors, migrate_state, migrate_tensors
-from triform.io.run_config import encode_run_config, read_run_config, read_run_format, read_setting_sources
+from triform.io.run_config import (
+    encode_run_config,
+    read_run_config,
+    read_run_format,
+    read_setting_sources,
+    refuse_links_of_run,
+)
 from triform.io.run_layout import (
     ADAPTER_FILE,
     CHECKPOINT_FILES,
@@ -80,6 +86,7 @@ class RunFolder:
         """Hold the lock of the folder, which is created if needed. See `triform.io.locks.folder_lock`."""
         if self.path.exists() and not self.path.is_dir():
             raise CheckpointError(f"{self.path} is a file; choose another --out")
+        refuse_links_of_run(self.path)
         with folder_lock(self.path, purpose) as notice:
             for folder in (self.checkpoints_folder, self.tokens_folder):
                 files.remove_leftovers(folder)
@@ -207,10 +214,13 @@ class RunFolder:
 
     def latest_checkpoint(self) -> Path | None:
         """Return the newest complete checkpoint. One whose removal was interrupted is incomplete."""
+        files.refuse_special_file(self.checkpoints_folder)
         # Of two checkpoints of one step, the validated one is newer and has the shorter name.
         candidates = sorted(
             self.checkpoints_folder.glob("step-*"), key=lambda path: (path.name[:14], -len(path.name))
         )[::-1]
+        for path in candidates:
+            files.refuse_special_file(path)
         intact = [path for path in candidates if (path / STATE_FILE).exists()]
         return intact[0] if intact else None
 
@@ -223,7 +233,7 @@ class RunFolder:
             path: The checkpoint.
             new_tensor: See `triform.training.sharded_tensors.read_shards`. By default, tensors are read as a whole.
         """
-        files.refuse_special_files(path)
+        files.refuse_special_files(path, not_links="*")
         if self.verify:
             verify_digests(path, CHECKPOINT_FILES)
         if new_tensor is None and not any(path.glob(SHARD_FILES)):
@@ -287,7 +297,7 @@ class RunFolder:
 
     def read_state(self, path: Path) -> dict[str, Any]:
         """Return the state of a checkpoint: progress, data position, schedule and callbacks."""
-        files.refuse_special_files(path)
+        files.refuse_special_files(path, not_links="*")
         if self.verify:
             verify_digests(path, [STATE_FILE])
         try:
