@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 from collections.abc import Iterator
@@ -159,3 +160,39 @@ def test_requests_that_a_page_of_another_site_sends_reach_no_model(address: str)
     assert send("POST", f"{address}/predict", content='{"inputs": "amber"}', headers=form).status_code == 403
     rebound = {"Host": "evil.example", "Origin": "http://evil.example"}
     assert send("GET", f"{address}/v1/models", headers=rebound).status_code == 403
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="on Windows, links need a right")
+@pytest.mark.parametrize("name", [".studio", ".studio/uploads", ".studio/jobs"])
+def test_nothing_is_written_or_deleted_through_links_in_the_folder_of_the_studio(
+    start_server: Any, runs_folder: Path, tmp_path: Path, name: str
+) -> None:
+    runs, outside = Path(shutil.copytree(runs_folder, tmp_path / "runs")), tmp_path / "outside"
+    for old in (outside / "photos", outside / "uploads" / "photos"):
+        old.mkdir(parents=True)
+        os.utime(old, (0, 0))  # uploads without a run are deleted after a day
+    (runs / name).parent.mkdir(exist_ok=True)
+    (runs / name).symlink_to(outside)
+    before = sorted(outside.rglob("*"))
+    with start_server(ServerOptions(folder=runs, device="cpu", page=True)) as address:
+        answers = {
+            "jobs": send("GET", f"{address}/api/jobs"),
+            "uploads": send("POST", f"{address}/api/uploads?name=rows.csv", content=b"good,a day\n"),
+        }
+        for kind, answer in answers.items():
+            assert answer.status_code == (503 if name in (".studio", f".studio/{kind}") else 200)
+            assert answer.status_code == 200 or f"{runs / name} is a link" in answer.json()["error"]
+        assert send("GET", f"{address}/api/runs").json()["runs"]
+    assert sorted(outside.rglob("*")) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name")
+def test_pipes_among_the_files_of_the_studio_are_not_waited_for(address: str, folder: Path) -> None:
+    for name in (".studio/jobs/0.json", ".studio/uploads/0123456789abcdef/upload.json", "a/b/seed-1/config.toml"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(folder / name)
+    assert send("GET", f"{address}/api/jobs").json()["jobs"] == []
+    assert send("POST", f"{address}/api/uploads?name=rows.csv", content=b"good,a day\n").status_code == 200
+    runs = {run["id"]: run for run in send("GET", f"{address}/api/runs").json()["runs"]}
+    assert "config.toml is a pipe" in runs["a/b/seed-1"]["error"]
+    shutil.rmtree(folder / "a")

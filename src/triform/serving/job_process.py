@@ -8,13 +8,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from triform.errors import CheckpointError
+from triform.io.files import open_regular
+
 LOG_TAIL_BYTES = 8_192
 ERROR_PREFIX = "triform: "  # of the one line that a command prints before it ends with an error
 
 
 def start_detached(arguments: Sequence[str], log_file: Path) -> subprocess.Popen[bytes]:
     """Start `triform ARGUMENTS` in a separate session, so that signals to the server do not reach it."""
-    with log_file.open("wb") as log:
+    with open_regular(log_file, "wb") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "triform", *arguments],
             stdin=subprocess.DEVNULL,
@@ -63,10 +66,10 @@ def find_error_line(log: str) -> str:
 def read_log_tail(path: Path) -> str:
     """Return the last lines of a log, or "" if there is none."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, 2)
             offset = file.seek(max(0, size - LOG_TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
+            text = str(file.read().decode(errors="replace"))
+    except (OSError, CheckpointError):
         return ""
     return text.partition("\n")[2] if offset else text

@@ -24,8 +24,8 @@ from typing import Literal
 
 import msgspec
 
-from triform.errors import FolderInUseError
-from triform.io.files import write_bytes
+from triform.errors import CheckpointError, FolderInUseError
+from triform.io.files import read_regular, refuse_special_file, write_bytes
 from triform.io.locks import LockHolder, find_lock_holder, folder_lock
 from triform.serving.endpoints import ApiError, encode_json
 from triform.serving.job_process import (
@@ -180,7 +180,7 @@ class TrainingJobs:
     def _only_starter(self, folder: Path) -> Iterator[None]:
         """Let only one thread of one server start a job in a folder of runs."""
         try:
-            with self._lock, folder_lock(folder / STUDIO_FOLDER / JOBS_FOLDER, "starting a job"):
+            with self._lock, folder_lock(_jobs_folder(folder), "starting a job"):
                 yield
         except FolderInUseError:
             raise ApiError(409, "another studio starts a job in this folder; one job trains at a time") from None
@@ -266,7 +266,7 @@ class TrainingJobs:
         return holder is not None and holder.pid == record.pid
 
     def _read_records(self, folder: Path) -> list[JobRecord]:
-        paths = (folder / STUDIO_FOLDER / JOBS_FOLDER).glob("*.json")
+        paths = _jobs_folder(folder).glob("*.json")
         records = [record for path in paths if (record := _read_record(path)) is not None]
         return sorted(records, key=lambda record: (record.started, record.run), reverse=True)
 
@@ -283,16 +283,28 @@ class TrainingJobs:
                 _file(folder, record.run, suffix).unlink(missing_ok=True)
 
 
+def _jobs_folder(folder: Path) -> Path:
+    """Return the folder of the records and logs of the jobs.
+
+    Raises:
+        CheckpointError: It is a link.
+    """
+    path = folder / STUDIO_FOLDER / JOBS_FOLDER
+    refuse_special_file(path.parent)
+    refuse_special_file(path)
+    return path
+
+
 def _file(folder: Path, run_id: str, suffix: str) -> Path:
     """Return a file of a job. The id of a run may contain slashes, so a digest of it is the name."""
     name = hashlib.sha256(run_id.encode(errors="surrogatepass")).hexdigest()[:24]
-    return folder / STUDIO_FOLDER / JOBS_FOLDER / (name + suffix)
+    return _jobs_folder(folder) / (name + suffix)
 
 
 def _read_record(path: Path) -> JobRecord | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=JobRecord)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode(read_regular(path), type=JobRecord)
+    except (OSError, CheckpointError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

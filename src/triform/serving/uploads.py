@@ -15,8 +15,8 @@ import msgspec
 
 from triform.data.files import KIND_BY_SUFFIX, iter_text_blocks
 from triform.data.folders import COMPRESSION_SUFFIXES
-from triform.errors import DataError
-from triform.io.files import write_bytes
+from triform.errors import CheckpointError, DataError
+from triform.io.files import read_regular, refuse_special_file, write_bytes
 from triform.serving.endpoints import ApiError
 
 UPLOADS_FOLDER = "uploads"
@@ -64,6 +64,8 @@ class UploadStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        refuse_special_file(folder.parent)
+        refuse_special_file(folder)
 
     async def receive(self, name: str, chunks: AsyncIterator[bytes]) -> str:
         """Write a file as it arrives, and return its id.
@@ -100,10 +102,14 @@ class UploadStore:
 
         Raises:
             ApiError: There is no such upload.
+            CheckpointError: It is a link.
         """
-        record = _read_record(self.folder / upload_id) if UPLOAD_ID.fullmatch(upload_id) else None
-        if record is None or not (path := self.folder / upload_id / record.file).is_file():
+        folder = self.folder / upload_id
+        record = _read_record(folder) if UPLOAD_ID.fullmatch(upload_id) else None
+        if record is None or not (path := folder / record.file).is_file():
             raise ApiError(404, f"there is no upload {upload_id[:40]!r}; upload the file again", param="data")
+        refuse_special_file(folder)
+        refuse_special_file(path)
         return record, path
 
     def mark_used(self, upload_id: str) -> None:
@@ -118,7 +124,7 @@ class UploadStore:
         for folder in self.folder.glob("*"):
             record = _read_record(folder)
             with suppress(OSError):  # another request has removed it
-                if (record is None or not record.is_used) and folder.stat().st_mtime < oldest:
+                if (record is None or not record.is_used) and folder.lstat().st_mtime < oldest:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def _write(self, upload_id: str, record: UploadRecord) -> None:
@@ -136,8 +142,8 @@ def find_upload_label(path: str) -> str:
 
 def _read_record(folder: Path) -> UploadRecord | None:
     try:
-        return msgspec.json.decode((folder / RECORD_FILE).read_bytes(), type=UploadRecord)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode(read_regular(folder / RECORD_FILE), type=UploadRecord)
+    except (OSError, CheckpointError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
