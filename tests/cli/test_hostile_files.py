@@ -167,6 +167,32 @@ def test_a_pipe_in_a_run_folder_is_not_waited_for(
     (run / name).unlink()
     os.mkfifo(run / name)
     assert triform("predict", run, "soup", *options).refusal.startswith(f"{run / name} is a pipe")
+    assert triform("check", run, *options).refusal.startswith(f"{run / name} is a pipe")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="on Windows, links need a right")
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+@pytest.mark.parametrize("name", ["manifest.json", ".lock", ".part-000000", "plan.json", "journal.log", "trials"])
+@pytest.mark.parametrize("command", ["predict", "data", "compare", "search"])
+def test_a_folder_that_a_command_continues_is_not_written_through_links(
+    triform: Any, published: Path, files: Any, tmp_path: Path, command: str, name: str, kind: str
+) -> None:
+    run, out, outside = published.parent / "run", tmp_path / "out", tmp_path / "outside"
+    study, space = tmp_path / "study.toml", tmp_path / "space.toml"
+    study.write_text('task = "classify"\nseeds = 2\n[variants.a]\n[variants.b]\n"train.lr" = 0.1\n')
+    space.write_text('task = "classify"\ntrials = 1\n[space]\n"train.lr" = [0.1, 0.2]\n')
+    arguments = {
+        "predict": ("predict", run, "--input", files.txt, "--output", f"{out}/"),
+        "data": ("data", "tokenize", files.txt, "--tokenizer", run, "--out", out),
+        "compare": ("compare", study, "--out", out),
+        "search": ("search", space, "--out", out),
+    }
+    out.mkdir()
+    outside.mkdir()
+    os.mkfifo(out / name) if kind == "pipe" else (out / name).symlink_to(outside)
+    refusal = triform(*arguments[command]).refusal
+    assert f"{out / name} is a {kind}" in refusal
+    assert not list(outside.iterdir())
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name")

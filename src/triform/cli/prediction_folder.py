@@ -139,6 +139,9 @@ class FolderJob:
             CheckpointError: The folder contains something else, or predictions with other settings or files.
             DataError: The input cannot be read. It is read to its end before the first prediction.
         """
+        from triform.io.files import refuse_special_files
+
+        refuse_special_files(self.output, not_links="*")
         self.single_run.predict([], **self.settings)  # refuses wrong settings
         table = self.open_table()
         job = self.describe(table.description.removeprefix(f"{self.input}: "))

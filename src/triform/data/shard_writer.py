@@ -41,7 +41,7 @@ from triform.data.shards import (
 from triform.data.token_store import write_store
 from triform.errors import CheckpointError, ConfigError, DataError
 from triform.io.errors import write_errors
-from triform.io.files import fsync_path
+from triform.io.files import fsync_path, refuse_special_files
 from triform.io.locks import LOCK_FILE, folder_lock
 from triform.text import Tokenizer, TokenRows
 from triform.text.base import token_dtype
@@ -191,6 +191,7 @@ def write_shards(job: TokenizeJob, folder: Path, log: Log = lambda line: None) -
         sources=sources,
     )
     with folder_lock(folder, "tokenizing"), write_errors(folder):
+        refuse_special_files(folder, not_links="*")
         stored = _read_stored(folder)
         if stored is not None:
             _require_same_job(folder, manifest, stored)

@@ -107,6 +107,7 @@ class PartFolder:
                 yield None
                 return
             temporary = folder / self.part_path(part).name
+            temporary.unlink(missing_ok=True)
             stack.callback(temporary.unlink, missing_ok=True)
             is_finished = temporary.name in self.require_manifest()["parts"]
             yield None if is_finished else temporary

@@ -18,6 +18,7 @@ from triform.experiments.search.space import SearchSpace
 from triform.experiments.search.storage import JOURNAL_FILE, hide_password, open_storage
 from triform.formatting import metric_info
 from triform.io.errors import write_run_text
+from triform.io.files import refuse_special_files
 from triform.io.locks import folder_lock
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class TrialQueue:
     # -- the study
 
     def _open_study(self) -> Study:
+        for folder in (self.folder, self.folder / TRIALS_FOLDER):
+            refuse_special_files(folder, not_links="*")
         plan_file = self.folder / PLAN_FILE
         own_names = {
             JOURNAL_FILE,

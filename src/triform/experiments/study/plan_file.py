@@ -13,6 +13,7 @@ from triform.errors import CheckpointError, ConfigError
 from triform.experiments.engine import JsonDict, describe_file
 from triform.experiments.study.plan import Study
 from triform.io.errors import write_run_text
+from triform.io.files import refuse_special_files
 from triform.io.run_layout import CONFIG_FILE
 
 
@@ -23,6 +24,7 @@ def register_plan(folder: Path, study: Study) -> None:
         CheckpointError: The folder contains something else, or its plan is damaged.
         ConfigError: Settings of a variant differ from those its runs were trained with.
     """
+    refuse_special_files(folder, not_links="*")
     plan_file = folder / "plan.json"
     if folder.is_dir() and not plan_file.exists() and any(folder.glob("[!.]*")):
         raise CheckpointError(f"{folder}: this folder does not contain a study; choose another --out")
