@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import random
 import subprocess
 import sys
 import tempfile
@@ -75,7 +76,8 @@ async def accepted_chunks(port: int) -> None:
 
 
 async def long_texts(port: int) -> None:
-    body = json.dumps({"inputs": "a fine film " * 87_000, "truncate": True, "model": MODEL}).encode()
+    text = random.choice(("a fine film " * 87_000, "a" * 1_000_000))
+    body = json.dumps({"inputs": text, "truncate": True, "model": MODEL}).encode()
     await _exchange(port, HEAD.format("/predict") + AUTHORIZATION + f"Content-Length: {len(body)}\r\n", [body])
 
 

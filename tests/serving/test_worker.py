@@ -242,6 +242,23 @@ def test_no_batch_is_larger_than_allowed(runs: dict[str, Run]) -> None:
     run_async(main)
 
 
+def test_a_short_text_is_not_computed_with_several_long_ones(
+    runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        with start_worker(runs["classify"]) as worker:
+            with blocked_model(worker, monkeypatch):
+                first = asyncio.create_task(worker.predict(["first"]))
+                await asyncio.to_thread(wait_until, lambda: worker.stats.running == 1)
+                texts = ("fine " * 20_000,) * 3 + ("short",)
+                others = [asyncio.create_task(worker.predict([text])) for text in texts]
+                await asyncio.to_thread(wait_until, lambda: worker.stats.queued == 4)
+            await asyncio.gather(first, *others)
+            assert worker.stats.batch_sizes == {1: 3, 2: 1}
+
+    run_async(main)
+
+
 # -- log probabilities, hypotheses, bad requests
 
 

@@ -355,3 +355,4 @@ def test_the_nearest_words_are_those_that_difflib_finds_in_the_whole_vocabulary(
     assert index.nearest("ABCX") == index.nearest("abcx")
     assert index.nearest("☃") == ()
     assert index.nearest("") == ()
+    assert WordIndex(["ab" * 500]).nearest("ab" * 500 + "c") == ()  # comparing such words would take too long

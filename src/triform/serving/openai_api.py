@@ -141,7 +141,10 @@ async def create_completion(call: Call) -> Completion | Response:
     body: CompletionRequest = call.body
     refuse_unsupported(body)
     served = await call.server.models.get(body.model, task="generate")
-    prompts = await anyio.to_thread.run_sync(encode_prompts, body, served.run)
+    texts = (
+        [body.prompt] if isinstance(body.prompt, str) else [text for text in body.prompt if isinstance(text, str)]
+    )
+    prompts = await call.server.encode(texts, partial(encode_prompts, body, served.run))
     n, max_queue = body.n or 1, call.server.options.max_queue
     if len(prompts) * n > max_queue:
         raise ApiError(400, f"a request may have at most {max_queue} texts, found {len(prompts) * n}", param="n")

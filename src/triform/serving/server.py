@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
 
 from triform.serving.endpoints import Endpoint
 from triform.serving.explanations import Explanations
@@ -14,6 +18,10 @@ from triform.serving.options import ServerOptions
 from triform.serving.run_list import RunList
 from triform.serving.training_jobs import STUDIO_FOLDER, TrainingJobs
 from triform.serving.uploads import UPLOADS_FOLDER, UploadStore
+
+LONG_TEXT_CHARS = 1 << 16  # of a request, from which few are encoded at the same time
+MAX_LONG_TEXTS = 2
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,7 @@ class Server:
         explanations: The explanations that it computed last.
         run_list: The summaries of the runs, for the tab Runs.
         estimating: Held while the costs of a run are estimated, which uses the device.
+        long_texts: Limits how many requests with long texts are encoded at the same time.
         stopping: Set when the server stops. A response without an end, such as the tail of a file, ends then.
     """
 
@@ -40,7 +49,13 @@ class Server:
     explanations: Explanations = field(default_factory=Explanations)
     run_list: RunList = field(default_factory=RunList)
     estimating: asyncio.Lock = field(default_factory=asyncio.Lock)
+    long_texts: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(MAX_LONG_TEXTS))
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def encode(self, texts: Sequence[str], function: Callable[[], Result]) -> Result:
+        """Call a function that encodes texts in a thread. Long texts need 100 times their size in memory."""
+        is_long = sum(map(len, texts)) > LONG_TEXT_CHARS
+        return await anyio.to_thread.run_sync(function, limiter=self.long_texts if is_long else None)
 
     @property
     def uploads(self) -> UploadStore:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-import anyio.to_thread
 import msgspec
 from msgspec import Meta
 
@@ -204,7 +203,7 @@ async def count_tokens(
         n_special = len(special.before) + len(special.after)
         return [len(tokens) + n_special for tokens in served.run.task.tokenizer.encode_batch(texts)]
 
-    lengths, max_len = await anyio.to_thread.run_sync(count), served.run.config.data.max_len
+    lengths, max_len = await call.server.encode(texts, count), served.run.config.data.max_len
     if max(lengths) > max_len and not truncate:
         raise ApiError(
             too_long_status,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import parse_qs
 
@@ -85,7 +86,7 @@ async def translate(call: Call) -> TranslateResponse:
         choose_translator, call.server.models, body, body.model or call.query.get("model")
     )
     served = await call.server.models.get(name, task="translate")
-    requests = await anyio.to_thread.run_sync(build_requests, served.run, texts, body.alternatives)
+    requests = await call.server.encode(texts, partial(build_requests, served.run, texts, body.alternatives))
     return build_response(body, await generate_texts(served.worker, requests), source)
 
 

@@ -42,6 +42,7 @@ __all__ = [
     "WorkerStats",
 ]
 GATHERED_BATCHES = 4  # batches of texts that are sorted by length together
+LONG_BATCH_CHARS = 1 << 16  # from which encoding a batch takes longer than computing it
 THROUGHPUT_WINDOW = 64  # finished requests from which the time to wait is estimated
 DEFAULT_RETRY_SECONDS = 1.0
 ARRIVAL_GAPS = {"cuda": 0.002}  # seconds in which an idle worker waits for a further request, by type of device
@@ -237,13 +238,19 @@ class Worker:
     def _select_texts(self) -> list[tuple[BatchJob, int]]:
         """Take texts from the queue, from the oldest jobs first, and return each with its index in its job.
 
-        A job with many texts gives one batch in each round, so that others are answered meanwhile.
+        A job with many texts gives one batch in each round, so that others are answered meanwhile. For the same
+        reason, a round has only one batch with long texts.
         """
         selected: list[tuple[BatchJob, int]] = []
+        has_long = False
         with self._changed:
             for job in [job for job in self._queue if isinstance(job, BatchJob)]:
                 n_free = GATHERED_BATCHES * self.max_batch - len(selected)
                 n = min(self.max_batch, len(job.texts) - job.n_started, n_free)
+                is_long = sum(map(len, job.texts[job.n_started : job.n_started + n])) > LONG_BATCH_CHARS
+                if is_long and has_long:
+                    continue
+                has_long = has_long or is_long
                 selected += [(job, job.n_started + index) for index in range(n)]
                 job.n_started += n
                 if job.n_started == len(job.texts):

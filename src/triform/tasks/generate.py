@@ -152,7 +152,7 @@ class TextGenerator(Predictor):
             DataError: A character is not in the vocabulary.
         """
         tokenizer = self.task.tokenizer
-        if (unknown := tokenizer.find_unknown(text)) and tokenizer.kind != "word":
+        if tokenizer.kind != "word" and (unknown := tokenizer.find_unknown(text)):
             if tokenizer.kind == "imported":
                 remedy = "remove it; the imported tokenizer has no token for it"
             else:

@@ -16,6 +16,7 @@ from triform.text import SpecialTokens, Tokenizer
 from triform.world import World, gather_values
 
 MAX_LISTED_WORDS = 5  # in a message
+MAX_SEARCHED_CHARS = 10_000  # of a text without known words, in which words to list are found
 Keep = Literal["first", "last"]  # the part to read of a text that is longer than the context
 
 
@@ -157,7 +158,8 @@ def empty_text_notes(text: str, tokens: Sequence[int] | NDArray[Any], tokenizer:
         return ["the text is empty"]
     if any(token != tokenizer.unk for token in tokens):
         return []
-    return ["no word of the text is in the vocabulary" + format_nearest(tokenizer.find_unknown(text), tokenizer)]
+    unknown = tokenizer.find_unknown(text[:MAX_SEARCHED_CHARS])
+    return ["no word of the text is in the vocabulary" + format_nearest(unknown, tokenizer)]
 
 
 def unknown_word_notes(text: str, tokenizer: Tokenizer) -> list[str]:

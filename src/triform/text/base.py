@@ -214,8 +214,8 @@ class BackendTokenizer(Tokenizer):
             )
 
     def encode(self, text: str) -> list[int]:
-        parts = list(split_long_text(text, _MIN_CHUNK_CHARS))
-        if len(parts) > 1:
+        if len(text) > _MIN_CHUNK_CHARS:  # only batches let other threads run meanwhile
+            parts = list(split_long_text(text, _MIN_CHUNK_CHARS))
             return [token for part in self.encode_batch(parts) for token in part]
         check_text(text)
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 MAX_WORDS = 3  # that are offered for an unknown word
 MIN_SIMILARITY = 0.6  # as `difflib` measures it, from 0 to 1
+MAX_WORD_CHARS = 100  # of an unknown word: `difflib` takes minutes for a word of a million letters
 MAX_CANDIDATES = 50  # words with the largest share of letter pairs in common, which are compared letter by letter
 
 
@@ -28,6 +29,8 @@ class WordIndex:
 
     def nearest(self, word: str) -> tuple[str, ...]:
         """Return the most similar words, the most similar first. Case does not count."""
+        if len(word) > MAX_WORD_CHARS:
+            return ()
         pairs = _letter_pairs(word)
         postings = [self._words_with[pair] for pair in pairs if pair in self._words_with]
         if not postings:
