@@ -172,8 +172,15 @@ def test_a_pipe_in_a_run_folder_is_not_waited_for(
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="on Windows, links need a right")
 @pytest.mark.parametrize("kind", ["link", "pipe"])
-@pytest.mark.parametrize("name", ["manifest.json", ".lock", ".part-000000", "plan.json", "journal.log", "trials"])
-@pytest.mark.parametrize("command", ["predict", "data", "compare", "search"])
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        *((command, ".lock") for command in ("predict", "data", "compare", "search")),
+        *(("predict", "manifest.json"), ("predict", ".part-000000"), ("data", "manifest.json")),
+        *(("compare", "plan.json"), ("compare", "a"), ("compare", "a/seed-0")),
+        *(("search", "plan.json"), ("search", "journal.log"), ("search", "trials")),
+    ],
+)
 def test_a_folder_that_a_command_continues_is_not_written_through_links(
     triform: Any, published: Path, files: Any, tmp_path: Path, command: str, name: str, kind: str
 ) -> None:
@@ -187,7 +194,7 @@ def test_a_folder_that_a_command_continues_is_not_written_through_links(
         "compare": ("compare", study, "--out", out),
         "search": ("search", space, "--out", out),
     }
-    out.mkdir()
+    (out / name).parent.mkdir(parents=True)
     outside.mkdir()
     os.mkfifo(out / name) if kind == "pipe" else (out / name).symlink_to(outside)
     refusal = triform(*arguments[command]).refusal

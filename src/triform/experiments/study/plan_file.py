@@ -24,7 +24,8 @@ def register_plan(folder: Path, study: Study) -> None:
         CheckpointError: The folder contains something else, or its plan is damaged.
         ConfigError: Settings of a variant differ from those its runs were trained with.
     """
-    refuse_special_files(folder, not_links="*")
+    for path in (folder, *(folder / variant.name for variant in study.variants)):
+        refuse_special_files(path, not_links="*")
     plan_file = folder / "plan.json"
     if folder.is_dir() and not plan_file.exists() and any(folder.glob("[!.]*")):
         raise CheckpointError(f"{folder}: this folder does not contain a study; choose another --out")
