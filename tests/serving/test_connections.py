@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import math
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,8 +15,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from triform.serving import ServerOptions, create_app, endpoints
+from triform.serving import ServerOptions, create_app, endpoints, inspection
 from triform.serving.listen import HttpServer, bind_socket
+from triform.serving.server import MAX_UPLOADS
 
 HEAD = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
 AUTHORIZATION = b"Authorization: Bearer secret\r\n"
@@ -21,8 +25,9 @@ SERVER_IS_SLOW = 60  # seconds; a busy machine must not fail a test
 
 
 @pytest.fixture(scope="module")
-def address(start_server: Any, runs_folder: Path) -> Iterator[str]:
-    options = ServerOptions(folder=runs_folder, page=True, device="cpu", token="secret", max_upload=100_000)
+def address(start_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("connections")
+    options = ServerOptions(folder=folder, page=True, token="secret", max_upload=100_000)
     with start_server(options) as address:
         yield address
 
@@ -147,27 +152,64 @@ def test_a_client_that_disconnects_frees_the_place_of_its_first_request(
         assert httpx.post(f"{address}/v1/completions", json=short, timeout=SERVER_IS_SLOW).status_code == 200
 
 
-def test_a_server_that_stops_gives_up_unfinished_streams_and_bodies_without_a_traceback(
-    runs_folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    app, sock = (
-        create_app(ServerOptions(runs={"m": runs_folder / "verses"}, device="cpu")),
-        bind_socket("127.0.0.1", 0),
-    )
-    address, started = f"http://127.0.0.1:{sock.getsockname()[1]}", threading.Event()
-    server = HttpServer(app, started.set, drain=1)
+@contextmanager
+def stoppable_server(options: ServerOptions, drain: float) -> Iterator[tuple[str, Any, HttpServer]]:
+    """Yield the address, the state and the server, and wait until it has stopped."""
+    app, sock, started = create_app(options), bind_socket("127.0.0.1", 0), threading.Event()
+    server = HttpServer(app, started.set, drain)
     thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
     thread.start()
     assert started.wait(SERVER_IS_SLOW)
+    yield f"http://127.0.0.1:{sock.getsockname()[1]}", app.state.server, server
+    thread.join(SERVER_IS_SLOW)
+    assert not thread.is_alive()
+
+
+def test_a_server_that_stops_gives_up_unfinished_streams_and_bodies_without_a_traceback(
+    runs_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ServerOptions(runs={"m": runs_folder / "verses"}, device="cpu")
     body = {"prompt": "amber birch", "max_tokens": 1_000_000, "temperature": 0, "stream": True}
-    with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=SERVER_IS_SLOW) as answer:
+    with (
+        stoppable_server(options, drain=1) as (address, state, server),
+        httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=SERVER_IS_SLOW) as answer,
+    ):
         lines = answer.iter_lines()  # the response ends with it
         assert next(lines).startswith("data: ")
         with connect(address, HEAD % (b"/v1/completions", 1_000) + b"\r\n{") as half_sent:
-            while app.state.server.requests.n_running < 2:
+            while state.requests.n_running < 2:
                 pass
             server.should_exit = True
             assert read_all(half_sent).startswith(b"HTTP/1.1 503 ")
-        thread.join(SERVER_IS_SLOW)
-    assert not thread.is_alive()
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_server_that_stops_gives_up_the_inspection_of_a_long_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection, "MAX_READING_SECONDS", math.inf)
+    rows = gzip.compress(b"a sentence\tx\n" * 500_000) * 1_000  # takes hours
+    options = ServerOptions(folder=tmp_path, page=True)
+    with stoppable_server(options, drain=600) as (address, state, server):
+        head = HEAD % (b"/api/uploads?name=rows.tsv.gz", len(rows))
+        with connect(address, head + b"\r\n" + rows) as connection:
+            while not state.inspecting.borrowed_tokens:
+                pass
+            server.should_exit = True
+            assert read_all(connection).startswith(b"HTTP/1.1 503 ")
+
+
+def test_few_files_are_uploaded_at_the_same_time(start_server: Any, tmp_path: Path) -> None:
+    head = HEAD % (b"/api/uploads?name=a.txt", 6)
+    with start_server(ServerOptions(folder=tmp_path, page=True)) as address, ExitStack() as stack:
+        others = [stack.enter_context(connect(address, head + b"\r\nab ")) for _ in range(MAX_UPLOADS)]
+        while len(list(tmp_path.glob(".studio/uploads/*"))) < MAX_UPLOADS:
+            pass
+        refused = read_all(stack.enter_context(connect(address, head + b"\r\nab ")))
+        assert refused.startswith(b"HTTP/1.1 429 ")
+        assert b"\r\nretry-after: 1\r\n" in refused
+        for other in others:
+            other.sendall(b"cd ")
+            assert other.recv(65_536).startswith(b"HTTP/1.1 200 ")
+        answer = httpx.post(f"{address}/api/uploads?name=a.txt", content="ab cd ", timeout=SERVER_IS_SLOW)
+        assert answer.status_code == 200

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from triform.config.reference import setting_groups
-from triform.serving import ServerOptions, create_app, uploads
+from triform.serving import ServerOptions, create_app, inspection, uploads
 
 REVIEWS = "review,stars,id\n" + "".join(
     f"{'good' if n % 3 else 'bad'} film number {n},{'5' if n % 3 else '1'},{n}\n" for n in range(30)
@@ -178,6 +180,27 @@ def test_uploads_without_a_run_are_deleted_after_a_day(client: TestClient, folde
         os.utime(store.folder / upload_id, (old, old))
     latest = upload(client, "b.txt", "a b c")["id"]
     assert {path.name for path in store.folder.iterdir()} == {used, new, latest}
+
+
+def test_the_oldest_uploads_without_a_run_make_room_for_new_ones(client: TestClient, folder: Path) -> None:
+    ids = [upload(client, f"{number}.txt", "word " * 19_000)["id"] for number in range(7)]  # of 95 kB
+    latest = upload(client, "b.txt", "a b c")["id"]
+    assert {path.name for path in (folder / ".studio" / "uploads").iterdir()} == {*ids[-4:], latest}
+
+
+def test_of_a_file_that_takes_long_to_read_the_beginning_is_counted(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(inspection, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(inspection, "MAX_READING_SECONDS", 6_000)  # times the clock was read
+    answer = upload(client, "rows.tsv", "a text\tyes\n" * 9_000)["inspection"]
+    assert not answer["is_complete"]
+    assert 0 < answer["n_rows"] == answer["n_audited"] == answer["labels"][0]["count"] < 9_000
+    answer = upload(client, "blank.txt", "\n" * 9_000 + "text")
+    assert (answer["inspection"], answer["task"]) == (None, "generate")
+    assert "takes too long" in answer["error"]
+    assert upload(client, "rows.csv", REVIEWS)["inspection"]["is_complete"]
 
 
 def test_the_form_has_the_documented_settings_and_presets(client: TestClient) -> None:

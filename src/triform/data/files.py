@@ -13,10 +13,11 @@ import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Literal, TypeVar, cast
+from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 from triform.config.merging import is_url
 from triform.data.folders import COMPRESSION_SUFFIXES, SHARDS_MANIFEST, folder_kind, list_members
@@ -38,6 +39,7 @@ KIND_BY_SUFFIX: dict[str, FileKind] = {
 RECORD_KINDS = ("jsonl", "parquet", "arrow", "dataset")  # rows are objects whose keys are the names of columns
 UNSUPPORTED_COMPRESSIONS = (".7z", ".br", ".bz2", ".lz4", ".xz", ".z", ".zip")
 T = TypeVar("T")
+_check: ContextVar[Callable[[], None] | None] = ContextVar("check_reading", default=None)
 BUILTIN_PREFIX = "builtin:"
 MIN_CACHED_BYTES = 1 << 22  # bytes; results for smaller files are not worth caching
 MAX_LINE_BYTES = 1 << 26  # bytes of a line or of a row of a table
@@ -104,7 +106,8 @@ def open_bytes(path: str, *, decompress: bool = True) -> Iterator[BinaryIO]:
     _refuse_special_file(path)
     try:
         with open_remote(path) if is_url(path) else Path(path).open("rb") as file:
-            yield _decompress(file, path) if decompress else file
+            content, check = _decompress(file, path) if decompress else file, _check.get()
+            yield content if check is None else cast(BinaryIO, _CheckedFile(content, check))
     except FileNotFoundError:
         raise DataError("no such file", path=path) from None
     except IsADirectoryError:
@@ -122,6 +125,32 @@ def open_bytes(path: str, *, decompress: bool = True) -> Iterator[BinaryIO]:
         ) from None
     except OSError as error:
         raise DataError(f"the file cannot be read: {error.strerror or error}", path=path) from None
+
+
+@contextmanager
+def check_reading(check: Callable[[], None]) -> Iterator[None]:
+    """Call `check` before every line or block that is read inside the `with` block; it may raise an error."""
+    token = _check.set(check)
+    try:
+        yield
+    finally:
+        _check.reset(token)
+
+
+class _CheckedFile:
+    def __init__(self, file: BinaryIO, check: Callable[[], None]) -> None:
+        self._file, self._check = file, check
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def readline(self, size: int = -1) -> bytes:
+        self._check()
+        return self._file.readline(size)
+
+    def read(self, size: int = -1) -> bytes:
+        self._check()
+        return self._file.read(size)
 
 
 def _decompress(file: BinaryIO, path: str) -> BinaryIO:

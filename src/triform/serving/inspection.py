@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterator
-from itertools import chain, islice, zip_longest
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import zip_longest
 from typing import NamedTuple
 
 import msgspec
@@ -12,12 +14,14 @@ import msgspec
 from triform.config import DataConfig, TaskName
 from triform.data import readers
 from triform.data.audit import AuditSet, audit_sets, shorten_example
+from triform.data.files import check_reading
 from triform.data.preview import preview_data
 from triform.errors import DataError
 from triform.reporting.audit_report import describe_set
 
 MAX_AUDITED_ROWS = 20_000
 MAX_AUDITED_CHARS = 20_000_000
+MAX_READING_SECONDS = 5.0  # of one inspection; of a longer file, the beginning is counted
 MAX_SHOWN_LABELS = 50
 MAX_CELL_CHARS = 300
 
@@ -65,6 +69,7 @@ class Inspection(msgspec.Struct, kw_only=True):
         n_labels: The number of labels.
         findings: What the audit found, as sentences; empty if there are no problems.
         n_audited: The number of rows that the audit read. Long files are audited in part.
+        is_complete: Whether the whole file was counted. Of files that take long to read, only the beginning is.
     """
 
     task: str
@@ -76,6 +81,27 @@ class Inspection(msgspec.Struct, kw_only=True):
     n_labels: int
     findings: list[str]
     n_audited: int
+    is_complete: bool
+
+
+class SlowReadingError(DataError):
+    """A file takes long to read."""
+
+
+@contextmanager
+def limit_reading(check: Callable[[], None]) -> Iterator[None]:
+    """Let `inspect_data` read for a few seconds only, and call `check` meanwhile, which may raise an error."""
+    end_time = time.monotonic() + MAX_READING_SECONDS
+
+    def check_time() -> None:
+        check()
+        if time.monotonic() > end_time:
+            raise SlowReadingError(
+                "the file takes too long to be shown before training; triform audit reads all of it"
+            )
+
+    with check_reading(check_time):
+        yield
 
 
 def inspect_data(task: TaskName, name: str, data_config: DataConfig) -> Inspection:
@@ -85,23 +111,24 @@ def inspect_data(task: TaskName, name: str, data_config: DataConfig) -> Inspecti
         DataError: The data cannot be used for the task.
     """
     preview = preview_data(task, name, data_config)
-    rows = _read_rows(task, name, data_config)
     audited: list[DataRow] = []
-    n_audited_chars = 0
-    for row in islice(rows, MAX_AUDITED_ROWS):
-        audited.append(row)
-        n_audited_chars += len(row.text) + len(row.target)
-        if n_audited_chars > MAX_AUDITED_CHARS:
-            break
-    if not audited:
-        raise DataError("the file has only blank lines", path=name)
     labels: Counter[str] = Counter()
     n_rows = n_chars = 0
-    for row in chain(audited, rows):
-        n_rows += 1
-        n_chars += len(row.text) + len(row.target)
-        if task == "classify":
-            labels[row.label] += 1
+    is_complete = True
+    try:
+        for row in _read_rows(task, name, data_config):
+            if len(audited) < MAX_AUDITED_ROWS and n_chars <= MAX_AUDITED_CHARS:
+                audited.append(row)
+            n_rows += 1
+            n_chars += len(row.text) + len(row.target)
+            if task == "classify":
+                labels[row.label] += 1
+    except SlowReadingError:
+        if not audited:
+            raise
+        is_complete = False
+    if not audited:
+        raise DataError("the file has only blank lines", path=name)
     return Inspection(
         task=task,
         columns=[
@@ -115,6 +142,7 @@ def inspect_data(task: TaskName, name: str, data_config: DataConfig) -> Inspecti
         n_labels=len(labels),
         findings=_audit(task, audited),
         n_audited=len(audited),
+        is_complete=is_complete,
     )
 
 

@@ -6,6 +6,7 @@ import errno
 import logging
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from triform.serving.app import DRAIN_SECONDS
 from triform.serving.connections import GuardedProtocol
 
 MAX_PORT = 65_535
+SWITCH_SECONDS = 0.0001  # after which a thread that computes lets the event loop run; Python waits 0.005
 MAX_ACCEPTED = 32  # connections before the bound on connections is applied to them
 WAITING_CONNECTIONS = 1_024  # that the system keeps until the server accepts them
 
@@ -133,6 +135,7 @@ def run_server(app: Starlette, sock: socket.socket, on_start: Callable[[], None]
         sock: A socket that listens.
         on_start: Called when the server is ready.
     """
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         HttpServer(app, on_start).run([sock])
     except KeyboardInterrupt:  # uvicorn raises the signal again when it has stopped

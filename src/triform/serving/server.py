@@ -21,6 +21,7 @@ from triform.serving.uploads import UPLOADS_FOLDER, UploadStore
 
 LONG_TEXT_CHARS = 1 << 16  # of a request, from which few are encoded at the same time
 MAX_LONG_TEXTS = 2
+MAX_UPLOADS = 4
 Result = TypeVar("Result")
 
 
@@ -37,6 +38,8 @@ class Server:
         explanations: The explanations that it computed last.
         run_list: The summaries of the runs, for the tab Runs.
         estimating: Held while the costs of a run are estimated, which uses the device.
+        uploading: Limits how many files are uploaded at the same time.
+        inspecting: Lets one file be inspected at a time, because this keeps a core busy.
         long_texts: Limits how many requests with long texts are encoded at the same time.
         stopping: Set when the server stops. A response without an end, such as the tail of a file, ends then.
     """
@@ -49,6 +52,8 @@ class Server:
     explanations: Explanations = field(default_factory=Explanations)
     run_list: RunList = field(default_factory=RunList)
     estimating: asyncio.Lock = field(default_factory=asyncio.Lock)
+    uploading: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(MAX_UPLOADS))
+    inspecting: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
     long_texts: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(MAX_LONG_TEXTS))
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 

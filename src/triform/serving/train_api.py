@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
+import anyio
 import anyio.to_thread
 import msgspec
 
@@ -19,10 +23,10 @@ from triform.data.files import BUILTIN_PREFIX
 from triform.data.preview import guess_task
 from triform.errors import DataError
 from triform.serving.endpoints import ApiError, Call, Endpoint, iter_body
-from triform.serving.inspection import Inspection, inspect_data
+from triform.serving.inspection import Inspection, inspect_data, limit_reading
 from triform.serving.job_process import find_error_line
 from triform.serving.run_details import Notice
-from triform.serving.server import Server
+from triform.serving.server import MAX_UPLOADS, Result, Server
 from triform.serving.training_request import (
     DataRequest,
     TrainingRequest,
@@ -136,11 +140,37 @@ def _describe_setting(setting: SettingInfo) -> FormSetting:
 
 async def receive_upload(call: Call) -> UploadResponse:
     """Store the body of a request as a data file, and inspect it."""
-    store = call.server.uploads
-    await anyio.to_thread.run_sync(store.forget_unused)
-    chunks = iter_body(call.http, call.server.options.max_upload)
-    upload_id = await store.receive(call.query.get("name", ""), chunks)
-    return await anyio.to_thread.run_sync(_inspect_upload, call.server, upload_id)
+    server, store = call.server, call.server.uploads
+    try:
+        server.uploading.acquire_nowait()
+    except anyio.WouldBlock:
+        message = f"{MAX_UPLOADS} files are being uploaded; try again in a moment"
+        raise ApiError(429, message, headers={"Retry-After": "1"}) from None
+    try:
+        max_bytes = server.options.max_upload
+        await anyio.to_thread.run_sync(store.forget_unused, MAX_UPLOADS * max_bytes)
+        upload_id = await store.receive(call.query.get("name", ""), iter_body(call.http, max_bytes))
+        return await _run_inspection(server, partial(_inspect_upload, server, upload_id))
+    finally:
+        server.uploading.release()
+
+
+async def _run_inspection(server: Server, function: Callable[[], Result]) -> Result:
+    """Call a function that reads data, when no other one runs. It ends soon if the server or the request does."""
+    is_given_up = threading.Event()
+
+    def check() -> None:
+        if is_given_up.is_set() or server.stopping.is_set():
+            raise ApiError(503, "the server is stopping")
+
+    def run() -> Result:
+        with limit_reading(check):
+            return function()
+
+    try:
+        return await anyio.to_thread.run_sync(run, limiter=server.inspecting)
+    finally:
+        is_given_up.set()
 
 
 def _inspect_upload(server: Server, upload_id: str) -> UploadResponse:
@@ -158,7 +188,7 @@ def _inspect_upload(server: Server, upload_id: str) -> UploadResponse:
 
 async def inspect(call: Call) -> Inspection:
     """Inspect data for a task."""
-    return await anyio.to_thread.run_sync(_inspect, call.server, call.body)
+    return await _run_inspection(call.server, partial(_inspect, call.server, call.body))
 
 
 def _inspect(server: Server, request: InspectRequest) -> Inspection:

@@ -118,14 +118,19 @@ class UploadStore:
         record.is_used = True
         self._write(upload_id, record)
 
-    def forget_unused(self) -> None:
-        """Delete uploads that are older than a day and that no run was trained on."""
-        oldest = time.time() - MAX_AGE_SECONDS
+    def forget_unused(self, max_bytes: int) -> None:
+        """Delete uploads that no run was trained on: those older than a day, and the oldest beyond `max_bytes`."""
+        oldest, unused = time.time() - MAX_AGE_SECONDS, []
         for folder in self.folder.glob("*"):
             record = _read_record(folder)
-            with suppress(OSError):  # another request has removed it
-                if (record is None or not record.is_used) and folder.lstat().st_mtime < oldest:
-                    shutil.rmtree(folder, ignore_errors=True)
+            if record is None or not record.is_used:
+                with suppress(OSError):  # another request has removed it
+                    unused.append((folder.lstat().st_mtime, record.bytes if record else 0, folder))
+        n_bytes = 0
+        for modified, size, folder in sorted(unused, reverse=True):
+            n_bytes += size
+            if modified < oldest or (size and n_bytes > max_bytes):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _write(self, upload_id: str, record: UploadRecord) -> None:
         write_bytes(self.folder / upload_id / RECORD_FILE, msgspec.json.encode(record))

@@ -89,7 +89,7 @@ export function createDataSection(form, training, onChange) {
 
   function showInspection(inspection) {
     const facts = [`${formatCount(inspection.n_rows)} rows`, `${formatCount(inspection.n_chars)} characters`,
-      inspection.n_labels && `${formatCount(inspection.n_labels)} labels`];
+      inspection.n_labels && `${formatCount(inspection.n_labels)} labels`, !inspection.is_complete && 'counted at the beginning of a long file'];
     const titles = inspection.columns.map(({name, role}) => ({title: role && role !== name ? `${name} (${role})` : name}));
     report.replaceChildren(
       create('p', {class: 'facts'}, facts.filter(Boolean).join(' · ')),
