@@ -23,7 +23,7 @@ from benchmarks.quality import supported_precisions
 from benchmarks.report import BenchmarkReport
 from triform.config import TokenizerConfig
 from triform.nn.kernels.precision import cast_model
-from triform.pretrained.ctranslate2_engine import COMPUTE_TYPES, CTranslate2Engine, convert
+from triform.pretrained.ctranslate2_export import write_specification
 from triform.tasks.generate import Generate
 from triform.tasks.translate import Translate
 from triform.text import BOS, EOS, PAD, UNK, Tokenizer, train_tokenizer
@@ -202,12 +202,8 @@ def build_contestants(
     if report.cuda:
         report.add_skipped("ctranslate2", "compared only on the CPU")
     elif import_peer("ctranslate2"):
-        convert(task, folder / "ct2")
-        for precision, compute_type in COMPUTE_TYPES.items():
-            engine = CTranslate2Engine(folder / "ct2", task, compute_type)
-            if not engine.unsupported_reason(task.config.decode):
-                contestants[f"triform {precision}, engine ctranslate2"] = _build_own_contestant(task, engine=engine)
-            contestants[f"ctranslate2 {compute_type}"] = build_ctranslate2(engine.model)
+        for compute_type in ("float32", "int8"):
+            contestants[f"ctranslate2 {compute_type}"] = build_ctranslate2(_convert(task, folder, compute_type))
     else:
         report.add_skipped("ctranslate2", "not installed")
     contestants["transformers"] = build_transformers()
@@ -220,14 +216,25 @@ def _build_own_contestants(report: BenchmarkReport, task: Generate | Translate) 
     for precision in ["bf16"] if report.cuda else supported_precisions(report.device):
         model = copy.deepcopy(task.model).to(report.device)
         cast_model(model, precision)
-        runners[f"triform {precision}"] = _build_own_contestant(task, model=model)
+        runners[f"triform {precision}"] = _build_own_contestant(task, model)
     return runners
 
 
-def _build_own_contestant(task: Generate | Translate, **attributes: Any) -> DecodeFn:
-    """Return a function that decodes with a copy of a task that has another model or an engine."""
+def _convert(task: Generate | Translate, folder: Path, compute_type: str) -> Any:
+    """Return the model of a task as CTranslate2 has loaded it; its tokens are named by their ids."""
+    ctranslate2 = import_peer("ctranslate2")
+    vocabulary = list(map(str, range(task.target_tokenizer.vocab_size)))
+    special = task.target_tokenizer.special_tokens
+    (folder / "ct2").mkdir(exist_ok=True)
+    write_specification(task.model, task.config, [vocabulary], special, folder / "ct2")
+    model_class = ctranslate2.Translator if task.name == "translate" else ctranslate2.Generator
+    return model_class(str(folder / "ct2"), compute_type=compute_type, intra_threads=torch.get_num_threads())
+
+
+def _build_own_contestant(task: Generate | Translate, model: nn.Module) -> DecodeFn:
+    """Return a function that decodes with a copy of a task that has another model."""
     variant = copy.copy(task)
-    vars(variant).update(attributes)
+    vars(variant)["model"] = model
     decode_texts = without_end_token(variant.predictor.predict)
     return lambda texts: task.target_tokenizer.encode_batch(decode_texts(texts))
 

@@ -26,7 +26,6 @@ from warm_processes import run_python
 ROOT = Path(__file__).parents[1]
 OWN_CONTESTANTS = ["triform", *([] if int8_unavailable_reason() else ["triform int8"])]
 DECODERS = ["triform fp32", *OWN_CONTESTANTS[1:], "ctranslate2 float32", "ctranslate2 int8", "transformers"]
-ENGINES = ["triform fp32, engine ctranslate2", "triform int8, engine ctranslate2"]
 NUMBERS = ("un", "deux", "trois", "quatre", "cinq", "six", "sept")
 PAIRS = [
     f"{a} and {b} make {a + b}.\t{NUMBERS[a]} et {NUMBERS[b]} font {a + b}." for a in range(7) for b in range(7)
@@ -38,10 +37,9 @@ EXPECTED_CONTESTANTS = {  # who takes part in each, with the packages that must 
         ["sklearn"],
     ),
     "distributed": (["triform", "DDP", "FSDP"], []),
-    "generate": ([*DECODERS, *ENGINES], ["transformers", "ctranslate2"]),
+    "generate": (DECODERS, ["transformers", "ctranslate2"]),
     "translate": (DECODERS, ["transformers", "ctranslate2"]),
     "scratch": (["triform scratch", "triform", "torch.nn eager"], []),
-    "speculative": (["triform, 7 drafted", "triform, 15 drafted", "without drafts"], []),
     "start": (["triform predict", "python, import torch"], []),
     "studio": (["triform, first", "triform, again", "triform"], []),
     "training": (["triform", "torch.nn eager", "plain PyTorch eager"], []),

@@ -23,7 +23,6 @@ from triform.evaluation.baselines import BaselineMetrics, FittedBaselines
 from triform.evaluation.details import DetailedMetrics
 from triform.io.ensembles import RunPath, join_run_paths
 from triform.nn.kernels.precision import Precision
-from triform.pretrained.ctranslate2_engine import open_with_engine
 from triform.tasks import Dataset, Task
 from triform.tasks.batch import split_by_length
 from triform.tasks.language_model_data import with_stride
@@ -33,6 +32,7 @@ from triform.tasks.prediction import Keep, PredictionList, validate_keep, valida
 from triform.training.data_copies import resolve_in_memory, temporary_copy
 from triform.training.linear_part import restore_linear_part
 from triform.training.loading import Checkpoint
+from triform.training.opening import open_task
 from triform.training.run_folder import RunFolder
 from triform.world import SINGLE_PROCESS, World
 
@@ -113,11 +113,6 @@ class Run:
     def config(self) -> Config:
         """The settings of the run."""
         return self.task.config
-
-    @property
-    def engine(self) -> str:
-        """The program that decodes: torch or ctranslate2."""
-        return self.task.engine.name if self.task.engine else "torch"
 
     def predict(
         self,
@@ -375,7 +370,6 @@ def load(
     adapter: str | Path = "",
     checkpoint: Checkpoint = "best",
     verify: bool = True,
-    engine: str = "auto",
 ) -> Run:
     """Open a run folder, or an ensemble, which averages the probabilities of several runs.
 
@@ -387,7 +381,6 @@ def load(
         checkpoint: The weights to load: "best" for those with the best validation, or "latest" for those of the
             latest checkpoint, which a run writes while it trains.
         verify: Compare the files with their digests. Set it to False to open files that you edited on purpose.
-        engine: auto and torch decode with torch, ctranslate2 with CTranslate2: greedily, on a CPU, in fp32 or int8.
 
     Returns:
         The run, ready to predict, evaluate, explain and export.
@@ -395,8 +388,8 @@ def load(
     Raises:
         CheckpointError: The folder is not a run folder, a file does not match its digest, or the weights do not
             match the settings or are not finite.
-        ConfigError: The device or the engine does not support the run or the precision, `checkpoint` is unknown or
-            combined with an adapter, or the runs of an ensemble have different tasks, vocabularies or labels.
+        ConfigError: The device does not support the run or the precision, `checkpoint` is unknown or combined with
+            an adapter, or the runs of an ensemble have different tasks, vocabularies or labels.
 
     Example:
         >>> import triform
@@ -405,6 +398,12 @@ def load(
         ...
         triform.errors.CheckpointError: no/such/run: no such run folder
     """
-    options: dict[str, Any] = {"adapter": adapter, "checkpoint": checkpoint, "verify": verify}
-    loaded_task = open_with_engine(engine, join_run_paths(path), device=device, precision=precision, **options)
-    return Run(verify=verify, **vars(loaded_task))
+    opened = open_task(
+        join_run_paths(path),
+        device=device,
+        precision=precision,
+        adapter=adapter,
+        checkpoint=checkpoint,
+        verify=verify,
+    )
+    return Run(verify=verify, **vars(opened))

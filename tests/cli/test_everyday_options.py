@@ -69,17 +69,6 @@ def test_decode_options_equal_their_settings(triform: Command, writer: Path) -> 
     assert beam == triform("predict", writer, "1 bird", "--set", "decode.beam_size=2", *set_options[-2:]).out
 
 
-def test_drafts_change_no_text_and_are_noted_where_they_have_no_effect(triform: Command, writer: Path) -> None:
-    greedy = ("predict", writer, "1 bird", "--set", "decode.strategy=greedy", "--max-new-tokens", 40)
-    drafted = triform(*greedy, "--draft-tokens", 8)
-    assert (drafted.out, drafted.err) == (triform(*greedy).out, triform(*greedy).err)
-    assert triform("predict", writer, "1 bird", "--draft-tokens", 8, "--max-new-tokens", 2).err == (
-        "note: decode.draft_tokens has no effect: it needs decode.strategy=greedy\n"
-    )
-    assert "no effect: it needs fp32, and this" in triform(*greedy, "--draft-tokens", 8, "--precision", "int8").err
-    assert "decode.draft_tokens=65 must be between 0 and 64" in triform(*greedy, "--draft-tokens", 65).refusal
-
-
 def test_an_option_and_a_set_that_disagree_are_both_named(triform: Command, writer: Path) -> None:
     assert triform("predict", writer, "x", "--top-k", 5, "--set", "decode.top_k=6").refusal == (
         "--top-k 5 and --set decode.top_k=6 give the same setting different values; use only one of them"

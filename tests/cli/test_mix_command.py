@@ -95,8 +95,6 @@ def test_text_is_generated_with_a_mixture(triform: Command, writer: Path, classi
     assert result.out.startswith("the")
     assert "note: mean weights of model + " in result.err
     assert triform(*arguments, "--quiet", "--json").json[0]["output"] in result.out
-    drafts = triform(*arguments, "--draft-tokens", 4, "--set", "decode.strategy=greedy")
-    assert "note: decode.draft_tokens has no effect: with decode.mix, tokens are decoded one by one" in drafts.err
     refusal = triform("predict", classifier, "good", "--mix", "ngram").refusal
     assert refusal == "decode.mix is for generate; this run is for classify"
     assert "decode.mix=words is not valid" in triform("predict", writer, "the", "--mix", "words").refusal

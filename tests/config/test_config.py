@@ -130,7 +130,7 @@ INVALID_VALUES = [
     *(("train.betas", value) for value in ((0.9,), (0.9, 1.0), (-0.1, 0.9), (0.1, 0.2, 0.3))),
     *(("decode.temperature", value) for value in (0.0, -1.0)),
     *(("decode.top_p", value) for value in (0.0, 1.01)),
-    *((f"decode.{name}", -1) for name in ("top_k", "max_new_tokens", "draft_tokens")),
+    *((f"decode.{name}", -1) for name in ("top_k", "max_new_tokens")),
     ("decode.length_penalty", -0.1),
     ("decode.beam_size", 0),
     *(("seed", value) for value in (-1, 2**32)),

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -123,10 +121,6 @@ def test_what_a_mixture_cannot_decode_is_refused(run: triform.Run, mixed: Any, t
         classifier.predict("good", mix="ngram")
     with pytest.raises(ConfigError, match=r"decode\.mix is for generate; this run is for classify"):
         classifier.evaluate(mix="ngram")
-    task = copy(run.task)
-    task.engine = SimpleNamespace(name="ctranslate2")  # type: ignore[assignment]
-    with pytest.raises(ConfigError, match=r"decode\.mix needs the engine torch, not ctranslate2"):
-        replace(run, task=task).predict("the", mix="cache")
     predictor = run.task.predictor
     adapter = MixtureAdapter(predictor.build_adapter(), mixture)  # type: ignore[attr-defined]
     requests = [Request([1, 2], 3, 0, replace(run.config.decode, strategy="greedy"))]

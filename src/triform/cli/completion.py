@@ -29,7 +29,6 @@ def complete_from(values: Iterable[str]) -> Complete:
 complete_task = complete_from(("classify", "generate", "translate"))
 complete_device = complete_from(("auto", "cpu", "cuda", "mps"))
 complete_precision = complete_from(("auto", "fp32", "bf16", "int8"))
-complete_engine = complete_from(("auto", "torch", "ctranslate2"))
 
 
 def complete_run(incomplete: str) -> list[str]:

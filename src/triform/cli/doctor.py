@@ -36,7 +36,6 @@ DEVICE_LABELS = {
     "cpu_waiting": "threads that wait",
     "cpu_bf16": "fast bf16 on the CPU",
     "cpu_int8": "int8 on the CPU",
-    "cpu_engine": "engine on the CPU",
     "cuda": "CUDA devices",
     "mps": "MPS (Apple GPU)",
     "cuda_bf16": "bf16 on CUDA",
@@ -100,20 +99,12 @@ def _inspect_devices() -> dict[str, Any]:
         "cpu_waiting": describe_waiting(),
         "cpu_bf16": has_bf16(cpu),
         "cpu_int8": not int8_unavailable_reason(),
-        "cpu_engine": _describe_engine(),
         "cuda": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "mps": torch.backends.mps.is_available(),
     }
     if devices["cuda"]:
         devices["cuda_bf16"] = torch.cuda.is_bf16_supported()
     return devices
-
-
-def _describe_engine() -> str:
-    """Return the program that generates text on a CPU, and why."""
-    version = _package_version("ctranslate2")
-    other = f"ctranslate2 {version} with --engine ctranslate2" if version else "ctranslate2 is not installed"
-    return f"torch: it supports every model and decoding strategy, and needs no converted copy ({other})"
 
 
 def _inspect_attention() -> dict[str, str]:

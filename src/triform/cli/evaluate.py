@@ -12,7 +12,6 @@ from triform.cli.options import (
     AdapterOption,
     DecodeSetOption,
     DeviceOption,
-    EngineOption,
     EnsembleArgument,
     JsonOption,
     NoVerifyOption,
@@ -130,7 +129,6 @@ def evaluate(
     no_verify: NoVerifyOption = False,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
-    engine: EngineOption = "auto",
     json_: JsonOption = False,
 ) -> None:
     """Compute the metrics of a model on data it has not seen.
@@ -155,9 +153,9 @@ def evaluate(
     n_examples = _count_examples(details, examples)
     sets = parse_named_sets([*(data or []), *([f"{source},{target}"] if source else [])])
     decode = parse_decode_settings(set_)
-    options = {"device": device, "precision": precision, "engine": engine, "adapter": adapter}
+    options = {"device": device, "precision": precision, "adapter": adapter}
     with load_shared_run(run, **options, no_verify=no_verify) as loaded_run:
-        _validate_task_options(loaded_run.config.task, source, examples, loaded_run.engine)
+        _validate_task_options(loaded_run.config.task, source, examples)
         evaluator = _build_dynamic_evaluation(loaded_run, dynamic, dynamic_lr)
         sets = sets or ({"test": loaded_run.test_set()} if loaded_run.test_set() else {"valid": ""})
         metrics: dict[str, DetailedMetrics] = {}
@@ -284,14 +282,12 @@ def _evaluate_set(
     return metrics
 
 
-def _validate_task_options(task: str, source: str, examples: int | None, engine: str) -> None:
+def _validate_task_options(task: str, source: str, examples: int | None) -> None:
     """Refuse options that another task than that of the run has."""
     if source and task != "translate":
         raise ConfigError(f"--source and --target are for translate; this run is for {task}, so use --data")
     if examples is not None and task == "generate":
         raise ConfigError("--examples is for classify and translate; the details of generate have no examples")
-    if engine != "torch" and task == "generate":
-        raise ConfigError(f"--engine {engine} generates text, and the metrics of generate need none; leave it out")
 
 
 def _count_examples(details: bool, examples: int | None) -> bool | int:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from triform.cli.completion import (
     complete_device,
-    complete_engine,
     complete_from,
     complete_precision,
     complete_run,
@@ -53,17 +52,6 @@ PrecisionOption = Annotated[
         "Precision of the weights: auto (the same as fp32), fp32, bf16 or int8. On some hardware, bf16 and int8 "
         "are faster; they change the results a little.",
         complete=complete_precision,
-    ),
-]
-EngineOption = Annotated[
-    str,
-    option(
-        DEVICE,
-        "NAME",
-        "Program that generates text: auto (the same as torch), torch or ctranslate2. ctranslate2 decodes greedily "
-        "on a CPU, and needs the extra export.",
-        complete=complete_engine,
-        name="--engine",
     ),
 ]
 AdapterOption = Annotated[
@@ -111,13 +99,12 @@ def load_run(
     precision: str = "auto",
     adapter: str = "",
     no_verify: bool = False,
-    engine: str = "auto",
 ) -> Run:
     """Load a run, and print what the user should know about how it was opened."""
     from triform.errors import format_notice
     from triform.run import load
 
-    run = load(path, device=device, precision=precision, adapter=adapter, verify=not no_verify, engine=engine)
+    run = load(path, device=device, precision=precision, adapter=adapter, verify=not no_verify)
     for notice in run.notices:
         echo(format_notice(notice, info_prefix="note: "), err=True)
     return run

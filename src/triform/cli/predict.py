@@ -15,7 +15,6 @@ from triform.cli.options import (
     AdapterOption,
     DecodeSetOption,
     DeviceOption,
-    EngineOption,
     EnsembleArgument,
     JsonOption,
     KeepOption,
@@ -41,7 +40,7 @@ from triform.errors import ConfigError, DataError
 from triform.formatting import echo, print_table
 
 if TYPE_CHECKING:
-    from triform.config import Config, DataConfig, DecodeConfig, TaskName
+    from triform.config import Config, DataConfig, TaskName
     from triform.config.settings import Settings
     from triform.data.inputs import PredictionInputs
     from triform.run import Run
@@ -97,10 +96,7 @@ SeedOption = Annotated[
 ]
 
 
-@with_shorthands(
-    *("--text-column", "--temperature", "--top-k", "--top-p", "--beam-size", "--max-new-tokens", "--mix"),
-    "--draft-tokens",
-)
+@with_shorthands("--text-column", "--temperature", "--top-k", "--top-p", "--beam-size", "--max-new-tokens", "--mix")
 def predict(
     run: EnsembleArgument,
     texts: Annotated[list[str] | None, argument("TEXT", "Texts to predict.")] = None,
@@ -116,7 +112,6 @@ def predict(
     no_verify: NoVerifyOption = False,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
-    engine: EngineOption = "auto",
     quiet: QuietOption = False,
     json_: JsonOption = False,
 ) -> None:
@@ -135,7 +130,7 @@ def predict(
     _validate_files(texts or [], input_, output, repair=repair)
     decode, table_settings = _split_settings(set_)
     settings = {**decode, "top": top, "keep": parse_keep(keep), "seed": seed}
-    options = {"device": device, "precision": precision, "engine": engine, "adapter": adapter}
+    options = {"device": device, "precision": precision, "adapter": adapter}
     with load_shared_run(run, **options, no_verify=no_verify) as loaded_run:
         _fit_mixture(loaded_run, decode, output, show=not quiet)
         if is_folder_output(output):
@@ -232,27 +227,10 @@ def _print_unused_settings(run: Run, decode: dict[str, object]) -> None:
         names = ", ".join(f"decode.{name}" for name in decode)
         echo(f"note: a classifier generates no text, so these settings have no effect: {names}", err=True)
         return
-    resolved = override_decode(config.decode, **decode)
-    strategy = resolved.strategy
+    strategy = override_decode(config.decode, **decode).strategy
     unused_names = [f"decode.{name}" for name in decode if IMPLIED_STRATEGY.get(name, strategy) != strategy]
     if unused_names and strategy != "auto":
         echo(f"note: decode.strategy={strategy} does not use {', '.join(unused_names)}", err=True)
-    if decode.get("draft_tokens") and (reason := _draft_unavailable_reason(run, resolved)):
-        echo(f"note: decode.draft_tokens has no effect: {reason}", err=True)
-
-
-def _draft_unavailable_reason(run: Run, decode: DecodeConfig) -> str:
-    """Return why speculative decoding is not used, or an empty string if it is."""
-    from triform.generation.speculative import draft_unavailable_reason
-
-    if decode.strategy != "greedy":
-        return "it needs decode.strategy=greedy"
-    if decode.mix:
-        return "with decode.mix, tokens are decoded one by one"
-    if run.engine != "torch":
-        return f"engine {run.engine} decodes tokens one by one"
-    predictor: Any = run.task.predictor
-    return draft_unavailable_reason(predictor.build_adapter())
 
 
 def _split_settings(assignments: list[str] | None) -> tuple[dict[str, Any], Settings]:

@@ -129,7 +129,6 @@ class FolderJob:
         else:
             del arguments["seed"]
         shape = {"--part-rows": self.part_rows, "precision": run.precision, "text column": description}
-        shape |= {} if run.engine == "torch" else {"engine": run.engine}
         return {**shape, **{name: value for name, value in arguments.items() if value is not None}, **files}
 
     def prepare(self) -> FolderJob:

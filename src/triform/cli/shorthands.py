@@ -55,13 +55,6 @@ SHORTHANDS = {
         "data.",
         ("ngram", "cache", "ngram,cache"),
     ),
-    "--draft-tokens": Shorthand(
-        "decode.draft_tokens",
-        GENERATION,
-        "N",
-        "Speculative decoding: draft up to N tokens at a time. Greedy decoding becomes faster where a text repeats "
-        "itself, and the text stays the same.",
-    ),
 }
 # The settings of `predict --set` that say how a table is read; the others are decode.*.
 TABLE_SETTINGS = ("data.text_column", "data.source_column", "data.header", "data.delimiter")

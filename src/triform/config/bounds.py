@@ -83,7 +83,6 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "decode.beam_size": (1, 1000),
     "decode.length_penalty": (0, 10),
     "decode.max_new_tokens": (0, 10**6),
-    "decode.draft_tokens": (0, 64),
 }
 
 

@@ -49,13 +49,6 @@ class DecodeConfig(Section):
         applies_to="decode.strategy=beam",
         details="Log probabilities are divided by ((5 + length) / 6) to this power; 0 means no correction.",
     )
-    draft_tokens: int = setting(
-        0,
-        "Speculative decoding: the largest number of tokens that are drafted and then verified together.",
-        applies_to="generate with decode.strategy=greedy, in fp32 on a CPU, one text at a time",
-        details="A draft is what followed the same tokens earlier in the text. The generated text does not change, "
-        "and drafts become shorter, or stop, where they do not pay. 0 means no drafts.",
-    )
     mix: tuple[MixComponent, ...] = setting(
         (),
         "The models of counts whose probabilities are mixed with those of the model.",

@@ -6,7 +6,6 @@ Read the modules in this order:
 - `adapters`: prefill and decode step of a Transformer over its KV cache, for one batch of rows.
 - `backend`: a batch of requests that are decoded together, greedily or sampled; the eager back end.
 - `scheduler`: the queue, admission and eviction. `generate` is the function that tasks call.
-- `speculative`: the eager back end for one text, which verifies several drafted tokens in one pass.
 - `sampling`, `beam`: how tokens are drawn, and beam search.
 - `recurrent`: what `adapters` is for Transformers, for recurrent models.
 - `graph`, `slots`: the back end that replays CUDA graphs.

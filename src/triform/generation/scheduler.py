@@ -29,7 +29,6 @@ from triform.generation.beam import BeamPicker, BeamRow, BeamSettings, Hypothesi
 from triform.generation.ensemble import EnsembleAdapter
 from triform.generation.graph import GraphBackend
 from triform.generation.recurrent import RecurrentDecoderAdapter, RecurrentSeq2SeqAdapter
-from triform.generation.speculative import SpeculativeBackend, draft_unavailable_reason
 from triform.models.ensemble import EnsembleDecoder, EnsembleSeq2Seq
 from triform.models.factory import AnyDecoder, AnySeq2Seq
 from triform.models.recurrent import RecurrentDecoder, RecurrentSeq2Seq
@@ -58,7 +57,6 @@ class Scheduler:
             sampled, with its own settings.
         max_rows: The number of requests that are decoded at once. None: as many as are efficient.
         use_cuda_graphs: Whether to use the CUDA graph back end. None: wherever it is faster.
-        use_drafts: Whether requests may ask for speculative decoding.
     """
 
     def __init__(
@@ -69,7 +67,6 @@ class Scheduler:
         *,
         max_rows: int | None = None,
         use_cuda_graphs: bool | None = None,
-        use_drafts: bool = True,
     ) -> None:
         self.adapter, on_cuda = adapter, adapter.device.type == "cuda"
         make_picker = partial(build_picker, constraints, adapter.device, beam)
@@ -82,11 +79,7 @@ class Scheduler:
         else:
             max_hypotheses = MAX_EAGER_HYPOTHESES_CUDA if on_cuda else MAX_EAGER_HYPOTHESES
             max_rows = max_rows or max(1, max_hypotheses // self.picker.beam_size)
-            may_draft = use_drafts and beam is None
-            if may_draft and isinstance(adapter, DecoderAdapter) and not draft_unavailable_reason(adapter):
-                self.backend = SpeculativeBackend(adapter, self.picker, max_rows)
-            else:
-                self.backend = EagerBackend(adapter, self.picker, max_rows)
+            self.backend = EagerBackend(adapter, self.picker, max_rows)
 
     def __enter__(self) -> Scheduler:
         return self
@@ -236,8 +229,7 @@ def iter_finished_rows(
         return
     # The longest first: rows of similar length are prefilled together, with little padding.
     order = sorted(range(len(requests)), key=lambda index: -len(requests[index].tokens))
-    use_drafts = any(request.decode.draft_tokens for request in requests)
-    with Scheduler(adapter, constraints, beam_settings(requests[0].decode), use_drafts=use_drafts) as scheduler:
+    with Scheduler(adapter, constraints, beam_settings(requests[0].decode)) as scheduler:
         index_of = {scheduler.submit(requests[index]).id: index for index in order}
         while scheduler.n_unfinished:
             yield from ((index_of[row.id], row) for row in scheduler.step_rows())

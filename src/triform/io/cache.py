@@ -21,11 +21,6 @@ def datasets_folder() -> Path:
     return _cache_subfolder("sets")
 
 
-def engines_folder() -> Path:
-    """Return the folder of models that were converted for other engines, next to the folder of encoded data."""
-    return _cache_subfolder("engines")
-
-
 def compiler_folder() -> Path:
     """Return the folder of the code that torch.compile has written, next to the folder of encoded data."""
     return _cache_subfolder("compiled")

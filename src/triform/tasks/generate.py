@@ -23,7 +23,6 @@ from triform.evaluation.loss_details import LossSums, build_loss_details
 from triform.evaluation.metrics import Metrics, bits_per_byte, perplexity
 from triform.generation.adapters import GenerationAdapter
 from triform.generation.backend import Request, TokenConstraints
-from triform.generation.engine import require_engine_support
 from triform.generation.next_tokens import top_next_tokens
 from triform.generation.scheduler import build_decoder_adapter, generate, resolve_strategy, row_seeds
 from triform.models.factory import AnyDecoder, build_decoder
@@ -122,16 +121,12 @@ class TextGenerator(Predictor):
         """Return the tokens that continue each prompt. See `predict` for the other arguments."""
         config = self.task.config
         decode = resolve_strategy(decode or config.decode, self.default_strategy)
-        if self.task.engine is not None:
-            require_engine_support(self.task.engine, decode)
         max_new_tokens = decode.max_new_tokens or DEFAULT_NEW_TOKENS
         seeds = row_seeds(config.seed if seed is None else seed, range(len(prompts)) if rows is None else rows)
         requests = [
             Request(prompt, max_new_tokens, row_seed, decode)
             for prompt, row_seed in zip(prompts, seeds, strict=True)
         ]
-        if self.task.engine is not None:
-            return self.task.engine.generate(requests, self.constraints)
         return generate(self.build_adapter(), requests, self.constraints)
 
     def build_adapter(self) -> GenerationAdapter:

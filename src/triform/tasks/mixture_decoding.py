@@ -35,12 +35,10 @@ class Mixtures:
         """Return the mixture with these components, whose names are those of `decode.mix`.
 
         Raises:
-            ConfigError: The run is not a language model or has no validation data, or another engine decodes it.
+            ConfigError: The run is not a language model or has no validation data.
             DataError: The data of the run cannot be read.
         """
         key = tuple(mix)
-        if self.task.engine is not None:
-            raise ConfigError(f"decode.mix needs the engine torch, not {self.task.engine.name}; leave out --engine")
         if key not in self._mixtures:
             self._mixtures[key] = MixedLanguageModel(self.task, key)
         return self._mixtures[key]

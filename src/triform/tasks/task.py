@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from triform.analysis.host_memory import require_memory
 from triform.config import Config, DataSizes, TaskName
 from triform.config.settings import build_config
-from triform.generation.engine import Engine
 from triform.io.run_layout import TOKENS_FOLDER
 from triform.tasks.batch import Dataset
 from triform.tasks.classifier_defaults import ClassifierDefaults
@@ -50,7 +49,6 @@ class Task(ABC):
     config: Config  # final, see `with_config`
     model: Any
     teacher: Any = None  # the model whose outputs this one learns, if `train.distill_from` names one
-    engine: Engine | None = None  # decodes instead of torch, if it was chosen when the run was opened
 
     def __init__(self, config: Config, *tokenizers: Tokenizer) -> None:
         self.config, self.tokenizers = config, tokenizers

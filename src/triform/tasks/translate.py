@@ -18,7 +18,6 @@ from triform.evaluation.metrics import Metrics, compute_translation_metrics
 from triform.evaluation.sentence_details import build_sentence_details
 from triform.generation.adapters import GenerationAdapter
 from triform.generation.backend import Request, TokenConstraints
-from triform.generation.engine import require_engine_support
 from triform.generation.scheduler import build_seq2seq_adapter, generate, resolve_strategy, row_seeds, search_n_best
 from triform.models.factory import AnySeq2Seq, build_seq2seq
 from triform.nn.kernels.dispatch import use_fast_kernels
@@ -114,8 +113,6 @@ class TextTranslator(Predictor):
     ) -> list[list[int]]:
         """Return the tokens that translate each source. See `predict` for the other arguments."""
         requests = self._build_requests(sources, decode or self.task.config.decode, seed, rows)
-        if self.task.engine is not None:
-            return self.task.engine.generate(requests, self.constraints)
         return generate(self.build_adapter(), requests, self.constraints)
 
     def _build_requests(
@@ -126,8 +123,6 @@ class TextTranslator(Predictor):
         rows: Sequence[int] | None = None,
     ) -> list[Request]:
         config, decode = self.task.config, resolve_strategy(decode, self.default_strategy)
-        if self.task.engine is not None:
-            require_engine_support(self.task.engine, decode)
         max_target_len = config.data.max_len - 1
         limits = (min(max_target_len, decode.max_new_tokens or 2 * len(source) + 16) for source in sources)
         seeds = row_seeds(config.seed if seed is None else seed, range(len(sources)) if rows is None else rows)
