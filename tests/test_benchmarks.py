@@ -137,15 +137,6 @@ def test_the_default_translator_is_compared_on_the_same_test_set(tmp_path: Path)
     assert peer["logit_difference"] < 1e-5, "the peer is not translated with its own weights"
 
 
-@pytest.mark.usefixtures("warm_processes")
-def test_the_step_of_two_processes_is_predicted_and_measured(tmp_path: Path) -> None:
-    assert front_door(["scaling", "--smoke", "--json", str(tmp_path / "f.json")]) == 0
-    one, two = json.loads((tmp_path / "f.json").read_text(encoding="utf-8"))["rows"]
-    assert one["step_seconds"] > 0
-    assert two["predicted_seconds"] > two["step_without_communication"] > 0
-    assert min(two["measured_seconds"], two["all_reduce_bandwidth"], two["throughput_ratio"]) > 0
-
-
 def test_the_list_names_every_benchmark_with_one_line_each() -> None:
     completed = run_benchmark()
     assert completed.returncode == 0

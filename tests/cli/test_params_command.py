@@ -197,5 +197,17 @@ def test_the_memory_of_several_devices_decides_between_ddp_and_fsdp(triform: Any
     assert small["ddp"]["total"] > small["fsdp"]["total"]
     assert small["ddp"]["weights"] == pytest.approx(4 * small["fsdp"]["weights"], abs=4)
     assert "train.parallel=auto chooses ddp" in triform(*arguments[:5], "--device-memory", "80GB").out
-    assert "--device-memory needs --devices N" in triform(*arguments[:3], "--device-memory", "80GB").refusal
+    for option, value in (("--device-memory", "80GB"), ("--device-speed", "1TFLOP/s")):
+        assert f"{option} needs --devices N" in triform(*arguments[:3], option, value).refusal
+
+
+def test_the_time_of_a_step_falls_with_the_number_of_devices(triform: Any) -> None:
+    arguments = ("params", "--preset", "gpt2-small", "--batch-size", 8, "--device-speed", "400TFLOP/s", "--devices")
+    one, four = (triform(*arguments, number, "--json").json["devices"] for number in (1, 4))
+    assert one["step_seconds"] == pytest.approx(4 * four["step_seconds"])
+    # 6 operations per parameter and token, and 12 per layer, token, token that is read and dimension
+    expected = 8 * 1024 * (6 * 124_439_808 + 12 * 12 * 1024 * 768)
+    assert one["step_flops"] == pytest.approx(expected, rel=0.1)
+    assert "ms, without communication" in triform(*arguments, 4).out
+    assert "such as 400TFLOP/s" in triform(*arguments[:5], "--devices", 2, "--device-speed", "fast").refusal
     assert "--devices -1: must not be negative" in triform("params", "--preset", "tiny", "--devices", -1).err

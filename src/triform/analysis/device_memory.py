@@ -6,7 +6,7 @@ equal part of them, and gathers the weights of one block at a time while it comp
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from triform.analysis.capacity import MEMORY_HEADROOM
@@ -53,16 +53,14 @@ def choose_engine(ddp: DeviceMemory, memory_bytes: int) -> Engine:
 class BlockSizes:
     """The parameters that FSDP gathers together."""
 
-    n_blocks: int
     largest_block: int  # parameters of the largest block
     outside: int  # parameters outside of all blocks: embeddings, output layer and last norm
 
 
 def measure_blocks(param_budget: ParameterBudget) -> BlockSizes:
-    """Return how many blocks a model has, and the sizes of the largest block and of everything else."""
+    """Return the sizes of the largest block and of everything else."""
     stacks = [group for group in param_budget.groups if any(row.role in BLOCK_ROLES for row in group.lines)]
     return BlockSizes(
-        n_blocks=sum(group.layers for group in stacks),
         largest_block=max(group.per_layer for group in stacks),
         outside=param_budget.total - sum(group.total for group in stacks),
     )
@@ -95,43 +93,3 @@ def estimate_device_memory(
         state = [(name, -(-size // devices)) for name, size in state if name != BF16_WEIGHTS]
         state += [("gathered weights", gathered), ("gradients before they are summed", unreduced)]
     return DeviceMemory(engine=engine, devices=devices, items=(*state, (ACTIVATIONS, costs.activation_bytes)))
-
-
-def find_micro_batch(
-    engine: Engine,
-    config: Config,
-    sizes: DataSizes,
-    workload: Workload,
-    devices: int,
-    memory_bytes: int,
-) -> int:
-    """Return the largest number of texts, up to those of the workload, that fit a device at once; 0 if none do."""
-
-    def fits(batch_size: int) -> bool:
-        memory = estimate_device_memory(engine, config, sizes, replace(workload, batch_size=batch_size), devices)
-        return memory.fits(memory_bytes)
-
-    low, high = 0, workload.batch_size
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
-
-
-def find_fewest_devices(
-    config: Config, sizes: DataSizes, workload: Workload, memory_bytes: int, multiple: int, limit: int
-) -> int:
-    """Return the smallest multiple of `multiple` devices that is enough for FSDP, or 0 if it is above `limit`."""
-
-    def fits(count: int) -> bool:
-        return bool(
-            find_micro_batch("fsdp", config, sizes, replace(workload, batch_size=1), count * multiple, memory_bytes)
-        )
-
-    low, high = 1, max(1, limit // multiple)
-    if not fits(high):
-        return 0
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle + 1, high)
-    return low * multiple

@@ -31,7 +31,6 @@ from triform.cli.evaluate import evaluate
 from triform.cli.explain import explain
 from triform.cli.help import HelpCommand, HelpGroup
 from triform.cli.params import params
-from triform.cli.plan import plan
 from triform.cli.predict import predict
 from triform.cli.pretrain import pretrain
 from triform.cli.reproduce import reproduce
@@ -64,7 +63,7 @@ SHARED_COMMANDS = (
 )  # with torchrun, or with their own message
 COMMANDS: dict[str, tuple[Any, ...]] = {
     "Train and use models": (train, pretrain, distill, predict, evaluate, explain, studio, serve, convert),
-    "Inspect models and data": (settings, config, params, plan, check, audit),
+    "Inspect models and data": (settings, config, params, check, audit),
     "Run experiments": (compare, search, reproduce),
     "Prepare data": (data, tokenizer, vectors),
     "Try out the installation": (demo, doctor),

@@ -75,6 +75,14 @@ DevicesOption = Annotated[
     int,
     option(WORKLOAD, "N", "Also estimate the memory of each of N devices that train together.", show_default=False),
 ]
+DeviceSpeedOption = Annotated[
+    str,
+    option(
+        WORKLOAD,
+        "SPEED",
+        "Speed that a device reaches, for example 400TFLOP/s, for an estimate of the time of a step.",
+    ),
+]
 DeviceMemoryOption = Annotated[
     str,
     option(WORKLOAD, "SIZE", "Memory of a device, for example 80GB. The default is that of the first GPU here."),
@@ -97,6 +105,7 @@ def params(
     device: DeviceOption = "cuda",
     devices: DevicesOption = 0,
     device_memory: DeviceMemoryOption = "",
+    device_speed: DeviceSpeedOption = "",
     no_verify: NoVerifyOption = False,
     json_: JsonOption = False,
 ) -> None:
@@ -106,7 +115,7 @@ def params(
 
     Examples:
         triform params --preset gpt2-small
-        triform params --preset gpt2-small --devices 8 --device-memory 80GB
+        triform params --preset gpt2-small --devices 8 --device-memory 80GB --device-speed 400TFLOP/s
     """
     from triform.analysis.costs import estimate_costs
     from triform.analysis.parameters import count_parameters
@@ -132,7 +141,7 @@ def params(
     param_budget = count_parameters(resolved_config, sizes)
     workload = _build_workload(resolved_config, sizes, length, device)
     costs = estimate_costs(resolved_config, sizes, workload)
-    per_device = _estimate_devices(resolved_config, sizes, workload, devices, device_memory)
+    per_device = _estimate_devices(resolved_config, sizes, workload, devices, device_memory, device_speed)
     steps = reconcile_counts(param_budget) if is_published_model(resolved_config, sizes) else ()
     if json_:
         print_json(report_to_dict(arguments.name, resolved_config, param_budget, costs, steps) | per_device)
@@ -143,23 +152,32 @@ def params(
 
 
 def _estimate_devices(
-    config: Config, sizes: DataSizes, workload: Workload, devices: int, device_memory: str
+    config: Config, sizes: DataSizes, workload: Workload, devices: int, device_memory: str, device_speed: str
 ) -> dict[str, Any]:
-    """Return the memory of each device with DDP and FSDP, and what `train.parallel=auto` chooses if it is known."""
+    """Return the memory of each device with DDP and FSDP, and the time in which they compute a step.
+
+    If the memory of a device is known, so is what `train.parallel=auto` chooses. The time has no communication in
+    it: the step takes at least as long.
+    """
     if not devices:
-        if device_memory:
-            raise ConfigError("--device-memory needs --devices N, the number of devices that train together")
+        for name, value in (("--device-memory", device_memory), ("--device-speed", device_speed)):
+            if value:
+                raise ConfigError(f"{name} needs --devices N, the number of devices that train together")
         return {}
     import torch
 
+    from triform.analysis.costs import estimate_costs
     from triform.analysis.device_memory import choose_engine, estimate_device_memory
-    from triform.cli.quantities import parse_bytes
+    from triform.cli.quantities import parse_bytes, parse_flops
 
     memory_bytes = parse_bytes("--device-memory", device_memory) if device_memory else 0
     if not memory_bytes and torch.cuda.is_available():
         memory_bytes = torch.cuda.get_device_properties(0).total_memory
     part = replace(workload, batch_size=-(-workload.batch_size // devices))
     estimates = [estimate_device_memory(engine, config, sizes, part, devices) for engine in ("ddp", "fsdp")]
+    speed = parse_flops("--device-speed", device_speed) if device_speed else 0.0
+    # a backward pass costs two forward passes
+    step_flops = 3 * part.batch_size * estimate_costs(config, sizes, part).forward_flops
     return {
         "devices": {
             "number": devices,
@@ -167,6 +185,8 @@ def _estimate_devices(
             **{memory.engine: dict(memory.items) | {"total": memory.total} for memory in estimates},
             "memory": memory_bytes or None,
             "auto": choose_engine(estimates[0], memory_bytes) if memory_bytes else None,
+            "step_flops": step_flops,
+            "step_seconds": step_flops / speed if speed else None,
         }
     }
 

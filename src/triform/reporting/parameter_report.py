@@ -45,7 +45,7 @@ def print_report(
 
 
 def print_device_memory(report: Mapping[str, Any]) -> None:
-    """Print the memory of each of several devices that train together, with DDP and with FSDP."""
+    """Print the memory of each of several devices that train together, and the time of a step."""
     names = list(dict.fromkeys([*report["ddp"], *report["fsdp"]]))
     names.sort(key=lambda name: name == "total")
     rows: TextRows = [("", "ddp", "fsdp")]
@@ -60,6 +60,9 @@ def print_device_memory(report: Mapping[str, Any]) -> None:
     print_table(rows, "lrr")
     if report["auto"]:
         echo(f"\nWith {_format_bytes(report['memory'])} a device, train.parallel=auto chooses {report['auto']}.")
+    if report["step_seconds"]:
+        milliseconds = f"{report['step_seconds'] * 1000:,.3g} ms"
+        echo(f"\nA step takes each device at least {milliseconds}, without communication.")
 
 
 def _symbols_section(param_budget: ParameterBudget) -> Section:
