@@ -183,15 +183,6 @@ def test_a_slower_result_is_called_slower() -> None:
     assert (format_ratio(2.0), format_ratio(0.8)) == ("2.00×", "0.80×: slower")
 
 
-def test_the_ensembles_benchmark_runs_and_writes_its_figures(tmp_path: Path) -> None:
-    from benchmarks.ensembles import main
-
-    main(["--smoke", "--device", "cpu", "--json", str(tmp_path / "f.json")])
-    rows = json.loads((tmp_path / "f.json").read_text(encoding="utf-8"))["rows"]
-    assert [row["seeds"] for row in rows] == [1, 3]
-    assert all(row["model_steps_per_s"] > 0 for row in rows)
-
-
 def test_the_products_benchmark_measures_every_product(tmp_path: Path) -> None:
     from benchmarks.products import ROWS, main
 

@@ -19,7 +19,6 @@ from torch._dynamo.utils import counters
 
 from triform.config import DataSizes, DecodeConfig, ModelConfig
 from triform.errors import ConfigError
-from triform.experiments.seeds import train_seeds
 from triform.experiments.study.runner import compare
 from triform.generation import graph as graph_backend
 from triform.generation.adapters import DecoderAdapter, Seq2SeqAdapter
@@ -39,8 +38,6 @@ from triform.nn.masks import AttentionMask, PaddingMask, causal_mask, full_mask,
 from triform.nn.positions import build_relative_position
 from triform.nn.scores import SCORES
 from triform.run import load
-from triform.training.ensemble import STACK_LIMITS, StackLimit
-from triform.training.stacked_models import StackedModels
 from triform.training.train_step import TrainStep
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -175,88 +172,6 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is(
     weights = [load_file(path / "model.safetensors") for path in (recorded, unrecorded)]
     for name in weights[0]:
         torch.testing.assert_close(weights[0][name], weights[1][name], rtol=2e-3, atol=2e-4)
-
-
-# ------------------------------------------------------------------------------------------ populations
-
-
-@pytest.fixture
-def stacks(monkeypatch: pytest.MonkeyPatch) -> list[StackedModels]:
-    """Every stack that is made; whatever the size, seeds are trained together."""
-    instances: list[StackedModels] = []
-    original_init = StackedModels.__init__
-
-    def record_stack(self: StackedModels, *arguments: Any) -> None:
-        original_init(self, *arguments)
-        instances.append(self)
-
-    monkeypatch.setattr(StackedModels, "__init__", record_stack)
-    monkeypatch.setitem(STACK_LIMITS, "cuda", StackLimit(1e99, 1e99))
-    return instances
-
-
-@pytest.mark.parametrize(
-    ("task", "positions"),
-    [("classify", "learned"), ("classify", "t5"), ("generate", "t5"), ("translate", "learned")],
-)
-def test_members_of_a_recorded_population_equal_the_same_seeds_alone(
-    task: Any, positions: str, tmp_path: Path, stacks: list[StackedModels]
-) -> None:
-    options: dict[str, Any] = {
-        "device": "cuda", "quiet": True, "model": MODEL | {"dropout": 0.0, "positions": positions, "window": 8},
-        "train": {"max_steps": 25, "optimizer": "sgd", "lr": 0.1, "precision": "fp32", "log_every": 1},
-    }  # fmt: skip
-    if task == "translate":
-        options["data"] = write_pairs(tmp_path / "pairs.tsv")
-    result = train_seeds(task, 3, out=tmp_path / "seeds", **options)
-    assert len(stacks) == 1
-    assert stacks[0].graph_cache.graphs, "the step was recorded"
-    assert stacks[0].graph_cache.capture_enabled, "and every shape could be"
-    alone = train(task, seed=1, out=tmp_path / "alone", **options)
-    actual, expected = (load_file(path / "model.safetensors") for path in (result.folders[1], alone.path))
-    for name in actual:
-        assert (
-            relative_error(actual[name], expected[name]) < 1e-3
-            or float((actual[name] - expected[name]).norm()) < 1e-5
-        ), name
-
-
-def test_a_population_with_adam_and_half_precision_learns_as_alone(
-    tmp_path: Path, stacks: list[StackedModels]
-) -> None:
-    options = {"device": "cuda", "quiet": True, "model": MODEL, "train": {"max_steps": 60, "precision": "bf16"}}
-    result = train_seeds("generate", 4, out=tmp_path / "seeds", **options)
-    assert stacks[0].graph_cache.capture_enabled
-    assert stacks[0].graph_cache.graphs
-    alone = train("generate", seed=2, out=tmp_path / "alone", **options)
-    best = alone.progress()["best"]
-    assert isinstance(best, dict)
-    assert result.values[2] == pytest.approx(best["perplexity"], rel=0.05)
-
-
-def test_dropout_of_a_population_differs_with_every_replay_and_member(
-    tmp_path: Path, stacks: list[StackedModels]
-) -> None:
-    options = {"device": "cuda", "quiet": True, "model": MODEL | {"dropout": 0.5}}
-    train_seeds("generate", 2, out=tmp_path / "seeds", train={"max_steps": 6}, **options)
-    stacked_models = stacks[0]
-    plan = [stacked_models.device_dataset.plan(np.arange(stacked_models.train_steps[0].config.batch_size))]
-    losses_seen = []
-    for _ in range(3):
-        stacked_models.step([plan, plan], [0.0, 0.0], [0, 0])
-        stacked_models.sync_losses()
-        losses_seen += stacked_models.host_losses[:, 0].tolist()
-    assert len(set(losses_seen)) == 6
-    assert stacked_models.weights.isfinite().all()
-
-
-def test_members_that_stop_early_leave_a_smaller_stack_on_cuda(tmp_path: Path, stacks: list[StackedModels]) -> None:
-    train_settings = {"max_steps": 300, "eval_every": 2, "patience": 1, "lr": 0.1, "precision": "fp32"}
-    result = train_seeds(
-        "classify", 6, out=tmp_path / "seeds", device="cuda", quiet=True, model=MODEL, train=train_settings
-    )
-    assert len(stacks) > 1
-    assert all(run.evaluate()["loss"] > 0 for run in result.runs(device="cuda"))
 
 
 @pytest.mark.parametrize("task", ["classify", "generate", "translate"])

@@ -322,7 +322,6 @@ def build_trainer(
         prepared,
         folder,
         resume=resume,
-        trainer_class=Trainer,
         quiet=options.quiet,
         stream=options.progress,
         callbacks=options.callbacks,

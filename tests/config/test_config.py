@@ -117,11 +117,9 @@ INVALID_VALUES = [
     ("train.lora_alpha", -0.5),
     *(("train.lora_dropout", value) for value in (-0.1, 1.0)),
     ("train.mask_rate", 0.0),
-    ("train.mixup", -0.5),
     *(("train.token_cutoff", value) for value in (-0.1, 0.91)),
     ("train.simcut", -0.5),
     ("train.r_drop", -0.5),
-    *(("train.swa_fraction", value) for value in (-0.1, 1.1)),
     *(("train.distill_weight", value) for value in (-0.1, 1.1)),
     ("train.distill_temperature", 0.0),
     *(("train.ema_decay", value) for value in (-0.1, 1.0)),
@@ -499,14 +497,10 @@ def settings_strategy(*, layered: bool) -> st.SearchStrategy[dict[str, Any]]:
         "train.batch_tokens": st.just(0),
         "train.epochs": st.just(0.0),
         "train.r_drop": st.just(0.0),
-        "train.mixup": st.just(0.0),  # for classify only
         "train.simcut": st.just(0.0),  # needs train.token_cutoff
         "train.objective": st.just("auto"),  # the others are for one task
         "data.extra": st.just(()),  # not for generate
         "data.extra_tag": st.just(""),  # needs data.extra
-        "data.bidirectional": st.just(False),  # for translate only
-        "data.bidirectional_tag": st.just(""),  # needs data.bidirectional
-        "train.swa_fraction": st.just(0.0),  # excludes train.ema_decay
         "train.refit_linear_part": st.just(False),  # for classify only
         "tokenizer.bpe_dropout": st.just(0.0),
         "model.bigram_buckets": st.just(0),

@@ -51,7 +51,6 @@ UNSUPPORTED_MODEL: dict[str, Any] = {
 }
 UNSUPPORTED_TRAIN: dict[str, Any] = {
     "objective": "masked",
-    "mixup": 0.5,
     "token_cutoff": 0.1,
     "optimizer": "sgd",
     "schedule": "plateau",
@@ -60,7 +59,6 @@ UNSUPPORTED_TRAIN: dict[str, Any] = {
     "max_minutes": 5.0,
     "r_drop": 1.0,
     "ema_decay": 0.9,
-    "swa_fraction": 0.25,
     "refit_linear_part": True,
     "distill_from": "a run",
     "distill_weight": 0.9,
@@ -144,8 +142,6 @@ def test_where_files_lie_is_nothing_to_a_learner_that_is_given_its_data(name: st
     others = {field.name for field in fields(DataConfig)} - {*DATA_UNRESTRICTED, *UNSUPPORTED_DATA}
     assert others == {
         "extra_tag",
-        "bidirectional",
-        "bidirectional_tag",
         "source",
         "target",
         "valid_source",

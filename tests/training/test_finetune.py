@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from same_runs import StoppedAfter
 from torch import Tensor
 
-from triform.config import Config, DataSizes, ModelConfig, TrainConfig
+from triform.config import Config, DataSizes, ModelConfig
 from triform.config.settings import build_config
 from triform.errors import ConfigError
 from triform.launch import train
@@ -22,7 +22,6 @@ from triform.nn.kernels.chunked_loss import chunked_cross_entropy
 from triform.run import Run
 from triform.tasks import TASKS
 from triform.training.compilation import compiled_blocks
-from triform.training.ensemble import must_train_alone
 from triform.training.freezing import freeze_parameters, layer_depths
 from triform.training.optim import build_parameter_groups
 from triform.training.run_folder import RunFolder
@@ -177,16 +176,6 @@ def test_groups_differ_in_depth_and_decay_and_hold_everything_once() -> None:
     grouped = [parameter for group in groups for parameter in group["params"]]
     assert {id(parameter) for parameter in grouped} == {id(parameter) for parameter in model.parameters()}
     assert len(grouped) == len(list(model.parameters()))
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"freeze_layers": 0}, {"layer_decay": 0.9}, {"lora_rank": 2, "init_from": "x"}],
-    ids=lambda settings: next(iter(settings)),
-)
-def test_a_stack_does_none_of_it_and_leaves_it_to_single_runs(settings: dict[str, Any]) -> None:
-    assert must_train_alone(TrainConfig(**settings))
-    assert not must_train_alone(TrainConfig(init_from="x"))
 
 
 # -- adapters

@@ -14,16 +14,14 @@ from typing import Any
 
 import pytest
 import torch
-from same_runs import assert_same_run
+from same_runs import assert_same_bits, assert_same_run
 
 from triform.errors import RunInterruptedError
 from triform.experiments.seeds import train_seeds
 from triform.interrupts import SAVING_MESSAGE, STOPPING_NOW_MESSAGE, handle_signals
 from triform.launch import train
 from triform.tasks.evaluation import Evaluator
-from triform.training.ensemble import Ensemble
 from triform.training.run_folder import RunFolder
-from triform.training.stacked_models import StackedModels
 from triform.training.trainer import Trainer
 
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.2}
@@ -110,29 +108,18 @@ def test_seeds_interrupted_in_a_validation_and_resumed_have_the_same_bits(
         )
         return result.folders
 
-    uninterrupted, original_evaluate, ensembles = train_run("straight"), StackedModels.evaluate, []
-    original_fit, remaining = Ensemble.fit, [2]
-
-    def record_ensemble(self: Ensemble) -> None:
-        ensembles.append(self)
-        original_fit(self)
-
-    def stop_then_evaluate(self: StackedModels, *arguments: Any) -> Any:
-        remaining[0] -= 1
-        if not remaining[0]:
-            ensembles[-1].stop()
-        return original_evaluate(self, *arguments)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Ensemble, "fit", record_ensemble)
-        patch.setattr(StackedModels, "evaluate", stop_then_evaluate)
-        with pytest.raises(RunInterruptedError, match="step 8, and everything is saved"):
+        stop_in_evaluation(patch, 99)
+        uninterrupted = train_run("straight")
+    with monkeypatch.context() as patch:
+        stop_in_evaluation(patch, 5)  # of the second seed
+        with pytest.raises(RunInterruptedError, match="everything is saved"):
             train_run("broken")
-    assert ensembles
-    checkpoints = [path.name for path in (tmp_path / "broken").glob("seed-*/checkpoints/*")]
-    assert checkpoints == ["step-000000008-unvalidated"] * 3
-    for first, second in zip(uninterrupted, train_run("broken", resume=True), strict=True):
-        assert_same_run(first, second)
+    with monkeypatch.context() as patch:
+        stop_in_evaluation(patch, 99)
+        resumed = train_run("broken", resume=True)
+    for first, second in zip(uninterrupted, resumed, strict=True):
+        assert_same_bits(first, second)
 
 
 def test_the_validated_checkpoint_of_a_step_is_the_newer_one(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from triform.nn.loss import IGNORE_INDEX
 from triform.run import Run, load
 from triform.tasks import choose_task
 from triform.tasks.device_data import PAD_ROW
-from triform.training.ensemble import must_train_alone
 
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.1}
 STEPS = {"max_steps": 8, "eval_every": 4, "checkpoint_every": 4, "log_every": 2, "batch_size": 16}
@@ -271,4 +270,3 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         task, *assignments = settings
         with pytest.raises(ConfigError, match=problem):
             build_config({"task": task} | dict(assignment.split("=") for assignment in assignments))
-    assert must_train_alone(build_config({"train.objective": "masked"}).train)

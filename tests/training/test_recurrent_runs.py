@@ -31,7 +31,6 @@ from triform.scratch.supported import check_model
 from triform.tasks.defaults import resolve_defaults
 from triform.tasks.language_model_data import EVAL_WINDOWS_PER_STATE
 from triform.training.compilation import compiled_blocks
-from triform.training.ensemble import load_if_stackable
 from triform.training.run_folder import RunFolder
 
 TASK_SETTINGS: dict[str, dict[str, Any]] = {
@@ -160,8 +159,6 @@ def test_several_seeds_are_trained_one_after_another(tmp_path: Path) -> None:
     assert not torch.equal(
         first["encoder.embedding.token_embedding.weight"], second["encoder.embedding.token_embedding.weight"]
     )
-    run = triform.load(result.folders[0], device="cpu")
-    assert load_if_stackable(run.task, run.task.data.load_validation_dataset([]), [0, 1]) is None
 
 
 def test_nothing_of_it_is_compiled() -> None:

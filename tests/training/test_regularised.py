@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from same_runs import StoppedAfter, assert_same_bits
+from same_runs import StoppedAfter
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -23,15 +23,12 @@ from triform.data.samplers import BucketSampler
 from triform.errors import ConfigError
 from triform.launch import train
 from triform.nn.loss import IGNORE_INDEX, cross_entropy
-from triform.run import load
 from triform.tasks import TASKS
-from triform.tasks.losses import mix_pairs, mixup_loss, r_drop_loss
+from triform.tasks.losses import r_drop_loss
 from triform.text import BpeTokenizer, train_tokenizer
 from triform.text.bpe_dropout import N_VERSIONS, BpeDropoutTokenizer, build_dropout_versions
-from triform.training.ensemble import must_train_alone
 from triform.training.sharded_step import ShardedTrainStep
 from triform.training.train_step import TrainStep
-from triform.training.trainer import Trainer
 
 MODEL = {"d_model": 16, "n_layers": 1, "n_heads": 2, "dropout": 0.2}
 TEXT = "the lower the better, the newest are the widest\n" * 30
@@ -136,40 +133,6 @@ def test_a_run_that_is_averaged_goes_on_as_if_it_had_never_stopped(
     assert all(first[name].equal(second[name]) for name in first)
 
 
-def test_swa_keeps_the_mean_of_the_last_weights_and_goes_on_as_if_it_had_never_stopped(
-    rows: str, tmp_path: Path, stopped_after: StoppedAfter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    history: list[list[torch.Tensor]] = []
-    record = Trainer.record_step
-
-    def record_with_weights(self: Trainer, *arguments: Any) -> None:
-        record(self, *arguments)
-        history.append([weight.detach().clone() for weight in self.task.model.parameters()])
-
-    settings = {"train": {"swa_fraction": 0.5, "schedule": "constant"}, "data.valid_fraction": 0.0}
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "record_step", record_with_weights)
-        uninterrupted = train_run(rows, tmp_path / "whole", **settings)
-    assert len(history) == 12
-    mean = [torch.stack(weights).mean(dim=0) for weights in zip(*history[6:], strict=True)]  # the last half
-    for weight, expected in zip(load(uninterrupted).task.model.parameters(), mean, strict=True):
-        torch.testing.assert_close(weight.detach(), expected)
-    for steps in (5, 9):  # before and after the average begins
-        out = tmp_path / f"broken-{steps}"
-        with stopped_after(steps):
-            train_run(rows, out, **settings)
-        assert_same_bits(uninterrupted, train_run(rows, out, resume=True, **settings))
-
-
-def test_what_a_stack_does_not_do_is_trained_one_by_one() -> None:
-    assert must_train_alone(build_config({"train.ema_decay": 0.9}).train)
-    assert must_train_alone(build_config({"train.swa_fraction": 0.25}).train)
-    with pytest.raises(ConfigError, match=r"train\.swa_fraction and train\.ema_decay cannot be combined"):
-        build_config({"train.ema_decay": 0.9, "train.swa_fraction": 0.25})
-    assert must_train_alone(build_config({"train.r_drop": 1.0}).train)
-    assert not must_train_alone(build_config({}).train)
-
-
 # ------------------------------------------------------------------------------------------ consistency
 
 
@@ -188,45 +151,6 @@ def test_readings_that_agree_cost_nothing_more_and_others_their_divergence() -> 
         divergences
     ) / 4
     torch.testing.assert_close(r_drop_loss(first, second, targets, 0.1, 5.0), expected)
-
-
-def test_mixup_is_the_weighted_mean_of_two_texts_and_of_the_losses_of_both_labels() -> None:
-    torch.manual_seed(0)
-    pooled, head = torch.randn(5, 4, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
-    targets = torch.tensor([0, 2, 1, IGNORE_INDEX, 2])
-    mixed, partner_targets, weights = mix_pairs(pooled, targets, 0.4)
-    assert partner_targets.tolist() == [2, 0, 2, 1, IGNORE_INDEX]
-    assert weights[3:].tolist() == [1.0, 1.0], "nothing is mixed with padding"
-    assert bool(((weights > 0) & (weights <= 1)).all())
-    expected = 0.0
-    for row, weight in enumerate(weights.tolist()):
-        mean = weight * pooled[row] + (1 - weight) * pooled[row - 1]
-        torch.testing.assert_close(mixed[row], mean)
-        log_probs = (mean @ head).log_softmax(-1)
-        for share, label in ((weight, int(targets[row])), (1 - weight, int(partner_targets[row]))):
-            expected -= share * float(log_probs[label]) if label != IGNORE_INDEX else 0.0
-    loss = mixup_loss((mixed @ head).float(), targets, partner_targets, weights.float(), 0.0)
-    assert loss.item() == pytest.approx(expected, rel=1e-5)
-    draws = mix_pairs(torch.zeros(4_000, 1), torch.zeros(4_000, dtype=torch.long), 0.5)[2]
-    assert draws.mean().item() == pytest.approx(0.5, abs=0.03)
-    assert draws.var().item() == pytest.approx(1 / 8, abs=0.01), (
-        "the variance of the beta distribution (a = b = 0.5)"
-    )
-
-
-def test_a_run_with_mixup_goes_on_as_if_it_had_never_stopped(
-    rows: str, tmp_path: Path, stopped_after: StoppedAfter
-) -> None:
-    settings = {"train": {"mixup": 0.5}}
-    uninterrupted = train_run(rows, tmp_path / "whole", **settings)
-    with stopped_after(7):
-        train_run(rows, tmp_path / "broken", **settings)
-    assert_same_bits(uninterrupted, train_run(rows, tmp_path / "broken", resume=True, **settings))
-    assert must_train_alone(build_config({"train.mixup": 0.5}).train)
-    with pytest.raises(ConfigError, match="applies to classify only, not to translate"):
-        build_config({"task": "translate", "train.mixup": 0.5})
-    with pytest.raises(ConfigError, match="cannot be combined"):
-        build_config({"train.mixup": 0.5, "train.r_drop": 1.0})
 
 
 @pytest.mark.parametrize("task", ["classify", "generate", "translate"])

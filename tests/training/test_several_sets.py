@@ -169,9 +169,7 @@ def stop_at(count: int, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trainer, name, stopping)
 
 
-def test_seeds_that_are_trained_together_evaluate_the_same_sets(
-    sets: dict[str, dict[str, str]], tmp_path: Path
-) -> None:
+def test_seeds_evaluate_the_same_sets_as_single_runs(sets: dict[str, dict[str, str]], tmp_path: Path) -> None:
     files = sets["classify"]
     settings = {"train.max_steps": 4, "train.eval_every": 2, "train.batch_size": 8, "train.eval_train": 10}
     valid = {name: files[name] for name in ("dev", "far")}
@@ -183,14 +181,14 @@ def test_seeds_that_are_trained_together_evaluate_the_same_sets(
         "classify", data=files["train"], valid=valid, out=str(tmp_path / "alone"), quiet=True, seed=4, device="cpu",
         **settings, **model,
     )  # fmt: skip
-    for stacked, single in zip(
+    for seed_event, single in zip(
         events(tmp_path / "seeds" / "seed-4", "monitor"), events(alone.path, "monitor"), strict=True
     ):
-        assert (stacked["set"], stacked["step"]) == (single["set"], single["step"])
-        assert stacked["loss"] == pytest.approx(single["loss"], abs=1e-4)
+        assert (seed_event["set"], seed_event["step"]) == (single["set"], single["step"])
+        assert seed_event["loss"] == pytest.approx(single["loss"], abs=1e-4)
     rows = [line for line in stream.getvalue().splitlines() if line.startswith("|")]
     assert "train accuracy | dev accuracy | far accuracy" in rows[0]
-    assert len(rows) == 2 + 2
+    assert len(rows) == 2 * (2 + 2), "a table for each seed"
 
 
 def test_validations_are_printed_as_a_table(sets: dict[str, dict[str, str]], tmp_path: Path) -> None:

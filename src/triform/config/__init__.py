@@ -101,17 +101,6 @@ class DataConfig(Section):
         applies_to="translate with data.extra",
         details="A typical value is <BT>, for pairs from back-translation (Caswell et al., 2019).",
     )
-    bidirectional: bool = setting(
-        False,
-        "Whether every training pair is also learned in the other direction, from target to source.",
-        applies_to="translate with tokenizer.joint_vocab",
-        details="Ding et al. (2021) train so first, and then go on from source to target alone, with --from.",
-    )
-    bidirectional_tag: str = setting(
-        "",
-        "A word that is put before each source of the other direction, such as <back>.",
-        applies_to="data.bidirectional",
-    )
     valid: str = setting(
         "",
         "The validation file.",

@@ -25,18 +25,6 @@ def validate_combinations(config: Config) -> None:
         "data.extra_tag applies to translate with data.extra only; leave it out, or add --extra-data",
     )
     require(
-        not config.data.bidirectional or (task == "translate" and train.objective == "auto"),
-        "data.bidirectional applies to the training of translate only; leave it out",
-    )
-    require(
-        not config.data.bidirectional or config.tokenizer.joint_vocab,
-        "data.bidirectional needs one vocabulary for both languages; leave out tokenizer.joint_vocab=false",
-    )
-    require(
-        config.data.bidirectional or not config.data.bidirectional_tag,
-        "data.bidirectional_tag marks pairs of the other direction; set data.bidirectional=true, or leave it out",
-    )
-    require(
         not config.data.extra or task != "generate",
         "data.extra applies to classify and translate only; for generate, put the files into one folder",
     )
@@ -54,7 +42,6 @@ def validate_combinations(config: Config) -> None:
             "model.attention_direction=full would let the decoder see the tokens that it predicts; "
             f"for {task}, use auto or causal"
         )
-    require(not train.mixup or task == "classify", f"train.mixup applies to classify only, not to {task}")
     if config.decode.mix:
         _validate_mix(config)
     if train.objective != "auto":
@@ -116,7 +103,7 @@ def _validate_objective(config: Config) -> None:
         config.tokenizer.joint_vocab,
         f"{objective} reads and writes the same texts; leave out tokenizer.joint_vocab=false",
     )
-    for name in ("r_drop", "mixup", "token_cutoff", "distill_from", "lora_rank"):
+    for name in ("r_drop", "token_cutoff", "distill_from", "lora_rank"):
         require(not getattr(train, name), f"train.{name} cannot be combined with {objective}; leave it out")
 
 

@@ -156,14 +156,6 @@ class TrainConfig(Section):
         applies_to="model.dropout or model.attention_dropout above 0",
         details="0 turns it off; above 0, each step takes two forward passes.",
     )
-    mixup: float = setting(
-        0.0,
-        "The parameter of mixup, which trains on weighted means of two texts and of their labels.",
-        applies_to="classify",
-        details="0 turns it off. The pooled vectors of two texts of a batch are averaged with weights L and 1 - L, "
-        "where L is drawn from the beta distribution with this parameter for each text (Guo et al., 2019). Typical "
-        "values are 0.2 to 1. It cannot be combined with train.r_drop or train.distill_from.",
-    )
     token_cutoff: float = setting(
         0.0,
         "The share of the tokens of a training text, chosen anew in each step, that the model cannot see.",
@@ -177,20 +169,12 @@ class TrainConfig(Section):
         details="0 turns it off; above 0, each step takes two forward passes. The loss is the cross-entropy of the "
         "whole text plus this weight times the divergence of the predictions for the cut text from those for the "
         "whole one (Gao et al., 2022, who use a weight of 3 and train.token_cutoff=0.05). It cannot be combined "
-        "with train.r_drop, train.mixup or train.distill_from.",
+        "with train.r_drop or train.distill_from.",
     )
     ema_decay: float = setting(
         0.0,
         "The decay of the moving average of the weights, which is validated and saved instead of the weights.",
         details="0 turns averaging off. Typical values are 0.99 to 0.9999.",
-    )
-    swa_fraction: float = setting(
-        0.0,
-        "The last part of all steps whose weights are averaged, as a fraction.",
-        details="0 turns averaging off. The mean of the weights after each of these steps is validated and saved "
-        "instead of the weights (stochastic weight averaging, Izmailov et al., 2018). A schedule that keeps the "
-        "learning rate high, such as train.schedule=constant, makes the averaged weights differ more. It cannot "
-        "be combined with train.ema_decay.",
     )
     distill_from: str = setting(
         "",
@@ -324,22 +308,14 @@ class TrainConfig(Section):
             f"leave out train.freeze_layers={self.freeze_layers}",
         )
         require(
-            not (self.swa_fraction and self.ema_decay),
-            "train.swa_fraction and train.ema_decay cannot be combined; set only one of them",
-        )
-        require(
             not (self.distill_from and self.r_drop),
             f"train.distill_from cannot be combined with train.r_drop={self.r_drop}; leave one of them out",
-        )
-        require(
-            not (self.mixup and (self.r_drop or self.distill_from)),
-            f"train.mixup={self.mixup} cannot be combined with train.r_drop or train.distill_from; leave one out",
         )
         require(
             not self.simcut or self.token_cutoff > 0,
             f"train.simcut={self.simcut} needs tokens to cut; set train.token_cutoff, for example to 0.05",
         )
-        for name in ("r_drop", "mixup", "distill_from"):
+        for name in ("r_drop", "distill_from"):
             value = getattr(self, name)
             require(
                 not (self.simcut and value),

@@ -129,7 +129,7 @@ def name_resume_command(command: str) -> Iterator[None]:
 
 
 def run_variants(
-    specs: Sequence[VariantSpec], evaluation: Evaluation, options: RunOptions, *, ensemble: bool = True
+    specs: Sequence[VariantSpec], evaluation: Evaluation, options: RunOptions
 ) -> Iterator[VariantResult]:
     """Train and evaluate each variant in turn. A variant that diverges does not stop the others.
 
@@ -137,11 +137,10 @@ def run_variants(
         specs: The variants.
         evaluation: What each run is evaluated on.
         options: Device and progress output; `out` and `resume` are set for each variant.
-        ensemble: Train small models of several seeds together. Set to False to measure training time.
     """
     for spec in specs:
         timer = PersistentTimer((spec.ensemble_of or spec).folder / "seconds.json")
-        train_variant(spec, timer, options, ensemble=ensemble, quiet=options.quiet)
+        train_variant(spec, timer, options, quiet=options.quiet)
         runs = tuple(_evaluate_run(spec, seed, evaluation, options) for seed in spec.seeds)
         yield VariantResult(spec=spec, runs=runs, seconds=timer.total_seconds)
 
@@ -158,7 +157,7 @@ def share_variants(
         specs: The variants.
         evaluation: What each run is evaluated on.
         options: Device and progress output.
-        by_seed: Take single runs. Otherwise take whole variants, and train the seeds of small models together.
+        by_seed: Take single runs. Otherwise take whole variants, whose seeds share their data.
     """
     units = list(specs)
     if by_seed:
@@ -185,7 +184,7 @@ def _finish_unit(unit: VariantSpec, evaluation: Evaluation, options: RunOptions,
         return False
     try:
         timer = nullcontext() if by_seed else PersistentTimer(unit.folder / "seconds.json")
-        train_variant(unit, timer, options, ensemble=not by_seed, quiet=options.quiet or by_seed)
+        train_variant(unit, timer, options, quiet=options.quiet or by_seed)
         for seed in unit.seeds:
             if _pending_sets(unit, seed, evaluation):
                 with _run_folder(unit, seed).lock("evaluating"):
@@ -207,7 +206,7 @@ def _is_locked(unit: VariantSpec) -> bool:
 def _collect_variant(spec: VariantSpec, evaluation: Evaluation, options: RunOptions) -> VariantResult:
     """Return the result of a variant whose runs are finished."""
     runs = tuple(_evaluate_run(spec, seed, evaluation, options) for seed in spec.seeds)
-    seconds_file = spec.folder / "seconds.json"  # exists if the seeds were trained together
+    seconds_file = spec.folder / "seconds.json"  # exists if one process trained all seeds
     run_seconds = sum(float(run.progress().get("seconds", 0.0)) for run in runs)
     seconds = PersistentTimer(seconds_file).total_seconds if seconds_file.exists() else run_seconds
     return VariantResult(spec=spec, runs=runs, seconds=seconds)
@@ -218,7 +217,7 @@ def _run_folder(spec: VariantSpec, seed: int) -> RunFolder:
 
 
 def train_variant(
-    spec: VariantSpec, timer: AbstractContextManager[None], options: RunOptions, *, ensemble: bool, quiet: bool
+    spec: VariantSpec, timer: AbstractContextManager[None], options: RunOptions, *, quiet: bool
 ) -> None:
     """Train the seeds that are not finished. A run that has diverged would diverge again and is skipped.
 
@@ -226,7 +225,7 @@ def train_variant(
     """
     if spec.teacher:
         teacher_timer = PersistentTimer((spec.teacher.ensemble_of or spec.teacher).folder / "seconds.json")
-        train_variant(spec.teacher, teacher_timer, options, ensemble=ensemble, quiet=quiet)
+        train_variant(spec.teacher, teacher_timer, options, quiet=quiet)
         if _failure_reasons(spec.teacher, 0):
             return
     spec = spec.ensemble_of or spec
@@ -243,7 +242,7 @@ def train_variant(
     train_options = replace(options, out=str(spec.folder), resume=True, quiet=quiet)
     try:
         with timer:
-            train_seed_list(spec.folder, spec.settings, seeds, train_options, ensemble=ensemble)
+            train_seed_list(spec.folder, spec.settings, seeds, train_options)
     except DivergedError as error:
         if not any(failure_reason(folder) for folder in folders):
             raise

@@ -1,4 +1,4 @@
-"""Train several seeds of one configuration, each in its own run folder. Small models are trained together."""
+"""Train several seeds of one configuration, each in its own run folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from triform.config.bounds import MAX_SEEDS, format_value
 from triform.config.merging import flatten_settings
 from triform.config.settings import Settings, build_config
 from triform.device import resolve_device
-from triform.errors import CheckpointError, ConfigError, DataError, DivergedError, format_notice
+from triform.errors import CheckpointError, ConfigError, DataError, DivergedError
 from triform.experiments.seed_results import SeedResults, collect_results
 from triform.formatting import print_message
 from triform.interrupts import handle_signals
@@ -29,16 +29,12 @@ from triform.launch import (
 )
 from triform.run_log import finish_run, log_start, record_divergence
 from triform.tasks import PreparedTask, choose_task
-from triform.training.aggregate_progress import AggregateProgress
 from triform.training.claim import claim_run_folder
 from triform.training.data_copies import copy_in_memory_data
-from triform.training.ensemble import Ensemble, EnsembleMember, load_if_stackable
 from triform.training.init_from import apply_base
-from triform.training.length import format_early_stopping_notice
 from triform.training.run_folder import RunFolder
 from triform.training.setup import (
     UserSettings,
-    build_display,
     initialise_model,
     initialise_trainer,
     prepare_data_and_model,
@@ -67,7 +63,7 @@ def train_seeds(
 ) -> SeedResults:
     """Train models that differ only in their seeds, each in OUT/seed-N.
 
-    Small models are trained together in one batched computation, which costs little more than training one.
+    The data is read and encoded once.
 
     Args:
         task: `classify`, `generate` or `translate`.
@@ -130,8 +126,6 @@ def train_seed_list(
     seeds: Sequence[int],
     options: RunOptions,
     seed_options: str = "",
-    *,
-    ensemble: bool = True,
 ) -> list[SeedRun]:
     """Train the seeds that are not finished, each in OUT/seed-N. A seed that diverges does not stop the others.
 
@@ -141,14 +135,13 @@ def train_seed_list(
         seeds: The seeds.
         options: How to run. With `resume`, runs that exist are continued and the others are started.
         seed_options: The command-line options about seeds that resume an interrupted command.
-        ensemble: Train small models together in one batched computation.
 
     Raises:
         FolderInUseError: Another process trains one of the seeds.
     """
     with ExitStack() as exit_stack:
         seed_runs = _claim_folders(out, requested, seeds, options, exit_stack)
-        _train_unfinished(seed_runs, requested, options, out, seed_options, ensemble=ensemble)
+        _train_unfinished(seed_runs, requested, options, out, seed_options)
         for seed_run in seed_runs:
             seed_run.folder.delete_tokens()
     return seed_runs
@@ -160,8 +153,6 @@ def _train_unfinished(
     options: RunOptions,
     out: Path,
     seed_options: str,
-    *,
-    ensemble: bool,
 ) -> None:
     """Train the runs in the claimed folders that are not finished."""
     unfinished = [
@@ -185,7 +176,6 @@ def _train_unfinished(
                 stored or build_config(apply_base(requested, verify=options.verify)),
                 options,
                 seed_options,
-                ensemble=ensemble,
                 user_settings=None if stored else requested,  # stored settings are final
             )
     except KeyboardInterrupt:
@@ -217,7 +207,6 @@ def _train_group(
     options: RunOptions,
     seed_options: str,
     *,
-    ensemble: bool,
     user_settings: UserSettings,
 ) -> None:
     """Train runs that share all settings except the seed. A seed that is added later uses the stored settings."""
@@ -237,23 +226,12 @@ def _train_group(
         for seed_run in seed_runs:
             seed_run.folder.discard_if_unused()
         raise
-    group = SeedGroup(
-        prepared,
-        lead_run,
-        [lead_run, *(seed_run for seed_run in seed_runs if seed_run is not lead_run)],
-        options,
-        seed_options,
-    )
-    all_seeds = [seed_run.seed for seed_run in seed_runs]
-    device_dataset = load_if_stackable(prepared.task, prepared.train, all_seeds) if ensemble else None
-    if device_dataset is None:
-        group.train_sequentially()
-    else:
-        group.train_stacked(device_dataset)
+    ordered = [lead_run, *(seed_run for seed_run in seed_runs if seed_run is not lead_run)]
+    SeedGroup(prepared, lead_run, ordered, options, seed_options).train()
 
 
 class SeedGroup:
-    """The unfinished seeds of one configuration. Data is prepared once; models are trained together or in turn."""
+    """The unfinished seeds of one configuration. Data is prepared once; models are trained in turn."""
 
     def __init__(
         self,
@@ -272,7 +250,8 @@ class SeedGroup:
         )
         self.config = prepared.task.config  # resolved as far as it is the same for all seeds
 
-    def train_sequentially(self) -> None:
+    def train(self) -> None:
+        """Train one seed after another. One that diverges does not stop the others."""
         failures: dict[str, DivergedError] = {}
         for index, seed_run in enumerate(self.seed_runs):
             if not self.options.quiet:
@@ -281,7 +260,6 @@ class SeedGroup:
                 self._prepare_seed(seed_run),
                 seed_run.folder,
                 resume=bool(seed_run.stored_config),
-                trainer_class=Trainer,
                 quiet=self.options.quiet,
                 stream=self.options.progress,
                 callbacks=self.options.callbacks,
@@ -299,37 +277,6 @@ class SeedGroup:
             self._check_finished([trainer])
         self._check_failures(failures)
 
-    def train_stacked(self, device_dataset: Any) -> None:
-        members = [
-            initialise_trainer(
-                self._prepare_seed(seed_run),
-                seed_run.folder,
-                resume=bool(seed_run.stored_config),
-                trainer_class=EnsembleMember,
-                quiet=True,
-                stream=self.options.progress,
-                track=self.options.track,
-            )
-            for seed_run in self.seed_runs
-        ]
-        self._print_start(members)
-        for member in members:
-            log_start(member, self.prepared.notices, quiet=True)
-        if not self.options.quiet:
-            max_steps = max(member.max_steps for member in members)
-            aggregate = AggregateProgress(build_display(members[0], max_steps, self.options.progress))
-            for member in members:
-                if member.is_training:
-                    member.callbacks = [*member.callbacks, aggregate.add_run()]
-        ensemble = Ensemble(members, device_dataset)
-        with handle_signals(ensemble, self.options.progress):
-            ensemble.fit()
-        for member in members:
-            if member.failure is None:
-                finish_run(member, samples=member is members[0])
-        self._check_finished([member for member in members if not member.failure])
-        self._check_failures({member.folder.path.name: member.failure for member in members if member.failure})
-
     def _prepare_seed(self, seed_run: SeedRun) -> PreparedTask:
         """Return the common data, and a model with the initial weights that the seed has in a separate run."""
         if seed_run is self.lead_run:
@@ -342,21 +289,6 @@ class SeedGroup:
         task.model.to(self.prepared.task.device)
         task.teacher = self.prepared.task.teacher
         return prepared
-
-    def _print_start(self, members: Sequence[EnsembleMember]) -> None:
-        if self.options.quiet:
-            return
-        task, out = self.prepared.task, self.options.progress
-        n_parameters, max_steps = (
-            sum(p.numel() for p in task.model.parameters()),
-            max(trainer.max_steps for trainer in members),
-        )
-        summary = f"{len(members)} seeds of {n_parameters:,} parameters together on {task.device}"
-        notices = (*self.prepared.notices, *format_early_stopping_notice(members[0]))
-        for line in (*map(format_notice, notices), f"{task.name}: {summary}, {max_steps} steps"):
-            print_message(line, out)
-        if start_step := min(member.progress.step for member in members):
-            print_message(f"continuing from step {start_step}", out)
 
     def _check_failures(self, failures: Mapping[str, DivergedError]) -> None:
         reasons = {name: str(failure) for name, failure in failures.items()}

@@ -232,20 +232,6 @@ class CachedStepper:
         self.lengths = [length + 1 for length in self.lengths]
         return logits
 
-    def step_several(self, tokens: Tensor) -> Tensor:  # (1, T) -> (1, T, V)
-        """Feed several tokens to the only row, which has no padding, and return the logits after each of them."""
-        assert self.keep is None
-        logits = self.adapter.decode_step(tokens, None, self.cache, self.source_keep)
-        self.lengths = [length + tokens.shape[1] for length in self.lengths]
-        return logits
-
-    def rewind(self, n_tokens: int) -> None:
-        """Forget the newest tokens of all rows, which have no padding."""
-        assert self.keep is None
-        for kv_store, _ in self.cache.stores:
-            kv_store.length -= n_tokens
-        self.lengths = [length - n_tokens for length in self.lengths]
-
     def _step_layout(self, parents: Tensor | None) -> BeamLayout | None:
         """Let each new token read the past of its parent, and itself."""
         if self.keep is None:

@@ -23,7 +23,6 @@ SELECTION_SETTINGS = ("data.valid", "train.patience", "train.schedule")
 R_DROP = 3.0  # for fewer rows than MIN_SELECTION_ROWS
 R_DROP_ALTERNATIVES = (
     "model.dropout",
-    "train.mixup",
     "train.simcut",
 )  # R-Drop needs dropout, and is not combined
 MIN_STEPS = 300  # small data is read again and again

@@ -43,7 +43,7 @@ from triform.tasks.classification_data import (
     encode_texts,
 )
 from triform.tasks.evaluation import Evaluator, gather_metric_sums, share_items
-from triform.tasks.losses import consistency_loss, distillation_loss, mix_pairs, mixup_loss, token_cutoff
+from triform.tasks.losses import consistency_loss, distillation_loss, token_cutoff
 from triform.tasks.prediction import (
     Alternative,
     Keep,
@@ -260,8 +260,6 @@ class Classify(Task):
 
     def _loss(self, batch: ClassificationBatch) -> Tensor:
         train = self.config.train
-        if train.mixup:
-            return self._mixup_loss(batch)
         if train.r_drop or train.simcut:
             compute_logits = partial(self.model, batch.tokens, batch.keep)
             return consistency_loss(compute_logits, self.model, batch.labels, train)
@@ -269,13 +267,6 @@ class Classify(Task):
         if self.teacher is not None:
             return distillation_loss(logits, self.teacher_logits(batch.tokens, batch.keep), batch.labels, train)
         return cross_entropy(logits, batch.labels, train.label_smoothing)
-
-    def _mixup_loss(self, batch: ClassificationBatch) -> Tensor:
-        model, train, layout = self.model, self.config.train, as_layout(batch.keep)
-        pooled = model.pool(layout, model.encoder(batch.tokens, layout))  # (B, D)
-        mixed, partner_labels, weights = mix_pairs(pooled, batch.labels, train.mixup)
-        logits = model.classification_head(model.dropout(mixed))
-        return mixup_loss(logits, batch.labels, partner_labels, weights, train.label_smoothing)
 
 
 def iter_inputs(

@@ -119,10 +119,6 @@ class TaskData(ABC):
         """Yield the training examples."""
         return self.split_examples(held_out=False)
 
-    def examples_to_learn(self) -> Iterator[Any]:
-        """Yield the training examples with those that are made from them, which only the model learns."""
-        return self.training_examples()
-
     def iter_examples(self, name: str = "", lines: Container[int] | None = None) -> Iterator[Any]:
         """Yield the examples of a file as text, or the validation examples if there is no name.
 
@@ -189,7 +185,7 @@ class TaskData(ABC):
         """Encode the "train" or "valid" split, or read it from the cache."""
 
         def examples() -> Iterator[Any]:
-            return self.examples_to_learn() if split == "train" else self.split_examples(held_out=True)
+            return self.training_examples() if split == "train" else self.split_examples(held_out=True)
 
         if cache is None:
             return self.encode(self.training_name, examples, versions)

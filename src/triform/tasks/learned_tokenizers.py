@@ -26,8 +26,7 @@ def reader_options(data: DataConfig) -> dict[str, object]:
     """Return the settings that determine how a file is read."""
     names = ("text_column", "label_column", "source_column", "target_column", "header", "delimiter")
     options = {name: value for name, value in asdict(data).items() if name in names}
-    added = ("extra_tag", "bidirectional", "bidirectional_tag")  # later settings, which keep older caches valid
-    return options | {name: value for name in added if (value := getattr(data, name))}
+    return options | ({"extra_tag": data.extra_tag} if data.extra_tag else {})
 
 
 def tokenizer_versions(tokenizer: Tokenizer, config: TokenizerConfig) -> Sequence[Tokenizer]:

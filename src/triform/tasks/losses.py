@@ -1,4 +1,4 @@
-"""Training losses of the tasks: cross-entropy, R-Drop, SimCut, mixup or distillation.
+"""Training losses of the tasks: cross-entropy, R-Drop, SimCut or distillation.
 
 All of them are summed.
 """
@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from triform.config import TrainConfig
@@ -100,38 +99,6 @@ def simcut_loss(logits: Tensor, cut_logits: Tensor, targets: Tensor, smoothing: 
 
 def _log_probs(logits: Tensor) -> Tensor:
     return logits.log_softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-
-
-def mix_pairs(pooled: Tensor, targets: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Mix the pooled vector of each text with that of the text before it in the batch (Guo et al., 2019).
-
-    Args:
-        pooled: One vector for each text (B, D).
-        targets: Their labels (B).
-        alpha: The parameter of the beta distribution of the weights.
-
-    Returns:
-        The mixed vectors (B, D), the labels of the other texts (B), and the weights of the own texts (B). A text
-        whose neighbour is padding stays as it is.
-    """
-    partner, partner_targets = pooled.roll(1, dims=0), targets.roll(1, dims=0)
-    concentration = torch.full((len(targets), 2), alpha, device=pooled.device)
-    weights = torch._sample_dirichlet(concentration)[:, 0].to(pooled.dtype)
-    weights = torch.where((partner_targets == IGNORE_INDEX) | (targets == IGNORE_INDEX), 1.0, weights)
-    return torch.lerp(partner, pooled, weights[:, None]), partner_targets, weights
-
-
-def mixup_loss(
-    logits: Tensor, targets: Tensor, partner_targets: Tensor, weights: Tensor, smoothing: float
-) -> Tensor:
-    """Return the weighted cross-entropy of both labels of each mixed text, summed."""
-    losses = [
-        F.cross_entropy(
-            logits.float(), labels, ignore_index=IGNORE_INDEX, label_smoothing=smoothing, reduction="none"
-        )
-        for labels in (targets, partner_targets)
-    ]
-    return (weights * losses[0] + (1 - weights) * losses[1]).sum()
 
 
 def distillation_loss(logits: Tensor, teacher_logits: Tensor, targets: Tensor, config: TrainConfig) -> Tensor:

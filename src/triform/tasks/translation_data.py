@@ -26,7 +26,7 @@ from triform.data.token_store import TokenStore
 from triform.errors import ConfigError, DataError
 from triform.nn.layouts import pad
 from triform.nn.loss import IGNORE_INDEX
-from triform.tasks.batch import Batch, BucketedDataset, Dataset
+from triform.tasks.batch import Batch, BucketedDataset
 from triform.tasks.data import EncodedExamples, TaskData, TokenizerVersions
 from triform.tasks.device_data import (
     PAD_ROW,
@@ -198,28 +198,6 @@ class TranslationData(TaskData):
             return pairs
         return (replace(pair, source=f"{tag} {pair.source}") if pair.source.strip() else pair for pair in pairs)
 
-    def examples_to_learn(self) -> Iterator[TextPair]:
-        pairs = self.training_examples()
-        return chain(pairs, self.reversed_examples()) if self.config.data.bidirectional else pairs
-
-    def reversed_examples(self) -> Iterator[TextPair]:
-        """Yield the training pairs from target to source (Ding et al., 2021), with the tag of this direction."""
-        tag = self.config.data.bidirectional_tag
-        for pair in self._with_data(extra_tag="").training_examples():
-            yield replace(pair, source=f"{tag} {pair.target}" if tag else pair.target, target=pair.source)
-
-    def load_training_sample(self, n: int, n_train: int, cache: TokenCache) -> Dataset:
-        """Return training pairs from source to target, the direction that is evaluated."""
-        if not self.config.data.bidirectional:
-            return super().load_training_sample(n, n_train, cache)
-        one_direction = self._with_data(bidirectional=False, bidirectional_tag="")
-        return one_direction.load_training_sample(n, n_train // 2, cache)
-
-    def _with_data(self, **settings: bool | str) -> Self:
-        """Return the same data with other settings of the section `data`."""
-        changes: Settings = {f"data.{name}": value for name, value in settings.items()}
-        return replace(self, config=build_config(changes, self.config))
-
     def source_text(self, example: TextPair) -> str:
         return example.source
 
@@ -250,16 +228,9 @@ class TranslationData(TaskData):
         targets = (pair.target for pair in self.training_examples())
         if not config.joint_vocab:
             return train("source", sources, n_characters[0]), train("target", targets, n_characters[1], "target")
-        tag = self.config.data.bidirectional_tag  # a word of the vocabulary, as often as there are pairs
-        tags = (tag for _ in self.training_examples()) if tag else ()
-        tokenizer = train("shared", chain(sources, targets, tags), sum(n_characters))
+        tokenizer = train("shared", chain(sources, targets), sum(n_characters))
         if not has_two_tokenizers(config.file):
             return tokenizer, tokenizer
-        if self.config.data.bidirectional:
-            raise ConfigError(
-                f"tokenizer.file={config.file} has a tokenizer for each language, and data.bidirectional needs one "
-                "for both; leave out data.bidirectional"
-            )
         target_tokenizer = train("target", targets, n_characters[1], "target")
         if tokenizer.vocabulary != target_tokenizer.vocabulary:
             raise ConfigError(f"tokenizer.file={config.file} has two vocabularies; set tokenizer.joint_vocab=false")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import TextIO
 
 import torch
 
@@ -40,7 +40,6 @@ from triform.training.trainer import Trainer
 from triform.training.validation_table import ValidationTable
 from triform.world import broadcast_value, current_world, run_in_order
 
-TrainerT = TypeVar("TrainerT", bound=Trainer)
 # The names of the settings that the user has given; `choose_defaults` decides on the others. None: all are final.
 UserSettings = Collection[str] | None
 
@@ -101,12 +100,11 @@ def initialise_trainer(
     folder: RunFolder,
     *,
     resume: bool,
-    trainer_class: type[TrainerT],
     quiet: bool = False,
     stream: TextIO | None = None,
     callbacks: Sequence[Callback] = (),
     track: str | Sequence[str] = (),
-) -> TrainerT:
+) -> Trainer:
     """Write a run's settings and tokenizers to its folder, and return a trainer at the current step of the run.
 
     Only the main one of several processes writes, shows progress and prints.
@@ -115,7 +113,6 @@ def initialise_trainer(
         prepared: The data and the model, which is already on its device.
         folder: The run folder, which this process has locked.
         resume: Whether to continue the run in the folder. Otherwise an earlier run there is removed.
-        trainer_class: `Trainer`, or `EnsembleMember` for a run that is trained together with others.
         quiet: Show no progress.
         stream: Where to show progress. The default is standard error.
         callbacks: Observers in addition to the metrics file and the display of progress.
@@ -133,7 +130,7 @@ def initialise_trainer(
         trackers = build_trackers(track, task.config, folder.path, stream)
         observers = [MetricsFile(folder.metrics_file), *callbacks, *trackers]
     flops_per_token = training_flops_per_token(task.config, task.sizes, _mean_length(prepared))
-    trainer = trainer_class(prepared, folder, observers, fingerprints, flops_per_token)
+    trainer = Trainer(prepared, folder, observers, fingerprints, flops_per_token)
     quiet = quiet or not is_main
     if not quiet:
         observers.append(build_display(trainer, trainer.max_steps, stream))

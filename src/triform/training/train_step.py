@@ -1,8 +1,6 @@
 """One optimisation step: forward, backward, clip, update.
 
-`TrainStep` runs eagerly. `CudaGraphTrainStep` (cuda_graph_step.py) replays CUDA graphs with the same result, and
-`StackedModels` (stacked_models.py) takes the steps of many models at once; the `TrainStep` of each then only stores
-its model, optimizer and losses.
+`TrainStep` runs eagerly. `CudaGraphTrainStep` (cuda_graph_step.py) replays CUDA graphs with the same result.
 """
 
 from __future__ import annotations
@@ -74,8 +72,7 @@ class TrainStep:
         self.stop_requested = False  # by this process; after a step of several processes, by any of them
         self.compute_dtype = resolve_compute_dtype(task.config, self.device)
         self.trainable_weights = [local_part(p.detach()) for p in task.model.parameters() if p.requires_grad]
-        is_averaged = self.config.ema_decay or self.config.swa_fraction
-        self.ema = [torch.zeros_like(p) for p in self.trainable_weights] if is_averaged else []
+        self.ema = [torch.zeros_like(p) for p in self.trainable_weights] if self.config.ema_decay else []
 
     @property
     def n_setups(self) -> int:
@@ -136,11 +133,6 @@ class TrainStep:
         self.losses.index_copy_(0, self.loss_index, loss[None])
         self.loss_index += 1
 
-    def add_to_mean(self, n_averaged: int) -> None:
-        """Add the weights after a step to the mean of `train.swa_fraction`, which then is that of so many steps."""
-        if self.config.swa_fraction and n_averaged:
-            torch._foreach_lerp_(self.ema, self.trainable_weights, 1.0 / n_averaged)
-
     @contextmanager
     def use_ema_weights(self, step: int) -> Iterator[None]:
         """Put the average of the weights into the model inside the `with` block, if the settings ask for one.
@@ -168,11 +160,6 @@ class TrainStep:
     def training_context(self) -> AbstractContextManager[Any]:
         """Return the context in which all steps and validations of a run take place."""
         return _tf32_matmul() if self.compute_dtype == "tf32" else nullcontext()
-
-    def share_buffers(self, losses: Tensor, grad_norm: Tensor) -> None:
-        """Use the buffers of `StackedModels`, which takes the steps of this model from now on."""
-        self.losses, self.grad_norm = losses, grad_norm
-        self.loss_index = self.loss_index.to(losses.device)
 
     def restore_losses(self, losses: Sequence[float]) -> None:
         """Set the losses since the last log from a checkpoint. An empty list clears them."""

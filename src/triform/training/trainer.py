@@ -44,7 +44,7 @@ from triform.training.sharded_checkpoint import find_in_processes, write_sharded
 from triform.training.stopping import Interruptible, ValidationInterrupted
 from triform.training.tensors import load_weights, named_weights
 from triform.training.throughput import ThroughputMeter
-from triform.training.train_step import StepStats, TrainStep
+from triform.training.train_step import StepStats
 from triform.world import GatherInterrupted, broadcast_value, current_world, interrupt_gather
 
 
@@ -61,8 +61,6 @@ class Trainer(Interruptible):
         metadata: Values that every checkpoint stores, such as the fingerprints of the data files.
         flops_per_token: Operations per training token, to report GPU utilisation; 0 if unknown.
     """
-
-    background_checkpoints = True  # whether training continues while a checkpoint is written
 
     def __init__(
         self,
@@ -82,7 +80,7 @@ class Trainer(Interruptible):
         self.max_steps = self.config.max_steps or steps_for_epochs(
             self.config.epochs, self.sampler.steps_per_epoch, self.config.grad_accumulation
         )
-        self.train_step = self.build_train_step()
+        self.train_step = build_train_step(self.task, self.train_data, self.max_steps)
         uses_lora = self.config.lora_rank > 0
         self.lora_adapter = (
             AdapterFile(folder.adapter_file, self.task.model, self.task.config) if uses_lora else None
@@ -90,7 +88,7 @@ class Trainer(Interruptible):
         self.schedule = build_schedule(self.config, self.max_steps)
         self.progress = Progress()
         self.checkpoint_tensors = CheckpointTensors(self.train_step)
-        self.checkpoint_writer = CheckpointWriter(background=self.background_checkpoints)
+        self.checkpoint_writer = CheckpointWriter()
         self.meter = ThroughputMeter(self.task.device, flops_per_token)
         self.eval_every = steps_per_validation(self.config, self.sampler.steps_per_epoch) if self.eval_sets else 0
         self.steps_since_log = 0
@@ -110,10 +108,6 @@ class Trainer(Interruptible):
     def eval_sets(self) -> list[Dataset]:
         """The validation set, if there is one, and the sets that are evaluated with it."""
         return [*([] if self.valid_data is None else [self.valid_data]), *self.monitors.values()]
-
-    def build_train_step(self) -> TrainStep:
-        """Return the step that the settings and the number of processes need."""
-        return build_train_step(self.task, self.train_data, self.max_steps)
 
     # -- the loop
 
@@ -154,13 +148,6 @@ class Trainer(Interruptible):
         batch_indices, lr = self.draw_batches()
         self.train_step.n_steps, self.train_step.stop_requested = self.progress.step, self.stop_requested
         self.record_step(lr, self.train_step.step(batch_indices, lr))
-        self.train_step.add_to_mean(self.n_averaged_steps)
-
-    @property
-    def n_averaged_steps(self) -> int:
-        """The number of steps in the average of the weights: all of them, or the last part of `swa_fraction`."""
-        n_last = max(1, round((self.config.swa_fraction or 1) * self.max_steps))
-        return max(0, self.progress.step - self.max_steps + n_last)
 
     def draw_batches(self) -> tuple[list[Indices], float]:
         """Return the batches of the next step, one per micro-batch, and its learning rate."""
@@ -209,7 +196,7 @@ class Trainer(Interruptible):
             self._emit_now("end", reason="interrupted")
             return
         if self.valid_data is None:  # without validation, the last weights are the result
-            with self.train_step.use_ema_weights(self.n_averaged_steps):
+            with self.train_step.use_ema_weights(self.progress.step):
                 self.save_model()
         best = {} if self.progress.best is None else {"best": self.progress.best[self.task.metric]}
         self._emit_now("end", reason=self.progress.finished, best_step=self.progress.best_step, **best)
@@ -293,7 +280,7 @@ class Trainer(Interruptible):
             return
         started_at, random_state = time.monotonic(), get_rng_state(self.task.device)
         try:
-            with self.train_step.use_ema_weights(self.n_averaged_steps):
+            with self.train_step.use_ema_weights(self.progress.step):
                 fit_mixture(self.task, self.valid_data)
                 metrics = None if self.valid_data is None else self.evaluate(self.valid_data)
                 monitored = {name: self.evaluate(data) for name, data in self.monitors.items()}

@@ -6,7 +6,6 @@ import contextlib
 import csv
 import io
 import json
-import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,8 +28,7 @@ from triform.experiments.study.results import StudyResult, _seed_caveat
 from triform.experiments.study.tables import print_study, to_markdown
 from triform.run import load
 from triform.tasks import TASKS
-from triform.training import ensemble
-from triform.training.ensemble import StackLimit
+from triform.training.trainer import Trainer
 
 StudySpec = dict[str, Any]
 RunStudy = Callable[..., StudyResult]
@@ -156,20 +154,19 @@ def test_an_interrupted_study_goes_on_where_it_stopped(
     workdir: Path, spec: StudySpec, run_study: RunStudy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = run_study(spec, out="whole")
-    original, stop_at = ensemble.Ensemble._run_between_steps, 4
+    original, stop_at = Trainer.after_step, 4
 
-    def stop_between(self: ensemble.Ensemble, members: Any) -> None:
-        original(self, members)
-        if self.members[0].task.config.model.window == 2 and self.members[0].progress.step == stop_at:
+    def stop_after(self: Trainer) -> None:
+        original(self)
+        if self.task.config.model.window == 2 and self.progress.step == stop_at:
             self.stop()
 
-    monkeypatch.setattr(ensemble.Ensemble, "_run_between_steps", stop_between)
-    monkeypatch.setitem(ensemble.STACK_LIMITS, "cpu", StackLimit(math.inf, math.inf))
+    monkeypatch.setattr(Trainer, "after_step", stop_after)
     with pytest.raises(RunInterruptedError, match="to resume, run: triform compare STUDY --out out --device cpu"):
         run_study(spec, out="out")
     before = model_mtimes(workdir / "out")
     assert not (workdir / "out" / "study.md").exists()
-    monkeypatch.setattr(ensemble.Ensemble, "_run_between_steps", original)
+    monkeypatch.setattr(Trainer, "after_step", original)
     result = run_study(spec, out="out")
     after = model_mtimes(workdir / "out")
     assert all(after[name] == mtime for name, mtime in before.items() if name.startswith("plain"))
@@ -215,11 +212,9 @@ def test_a_changed_test_file_is_scored_again(workdir: Path, spec: StudySpec, run
         assert run.metric_values["more"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("limit", [0.0, math.inf], ids=["one by one", "together"])
 def test_a_failed_variant_is_reported_and_the_rest_goes_on(
-    workdir: Path, spec: StudySpec, run_study: RunStudy, monkeypatch: pytest.MonkeyPatch, limit: float
+    workdir: Path, spec: StudySpec, run_study: RunStudy
 ) -> None:
-    monkeypatch.setitem(ensemble.STACK_LIMITS, "cpu", StackLimit(limit, limit))
     diverging = {"train.optimizer": "sgd", "train.lr": 1e30, "train.clip_norm": 0.0}
     spec["variants"] = {"wild": diverging, "plain": {}, "narrow": {"model.window": 2}}
     result = run_study(spec, out="out", seeds=2)

@@ -115,7 +115,7 @@ def _train(claimed: ClaimedTrial, space: SearchSpace, options: RunOptions) -> tu
         callbacks = [observer] if seed == space.seeds[0] else []
         try:
             quiet_options = replace(options, quiet=True, callbacks=callbacks)
-            train_variant(spec, nullcontext(), quiet_options, ensemble=False, quiet=True)
+            train_variant(spec, nullcontext(), quiet_options, quiet=True)
         except ConfigError as error:  # for example, the model does not fit into memory
             if (claimed.folder / f"seed-{seed}" / CONFIG_FILE).exists():  # the run has been started before
                 raise

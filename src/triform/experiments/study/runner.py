@@ -52,8 +52,7 @@ def compare(
         study: A TOML file, or a mapping of the same form.
         seeds: Number of seeds, instead of the number in the study.
         out: Output folder; the default is `runs/NAME`.
-        by_seed: Share single runs with other processes. Otherwise they share variants, and small models with
-            different seeds are trained together.
+        by_seed: Share single runs with other processes. Otherwise they share variants.
         device: `auto`, `cpu`, `cuda` or `mps`.
         quiet: Print no progress.
         progress: Stream for the progress output; the default is standard error.

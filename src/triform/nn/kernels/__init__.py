@@ -7,7 +7,6 @@
 - `beams`: the layout of a beam search whose hypotheses share one KV cache.
 - `flex`: windows on CUDA by FlexAttention.
 - `varlen`: packed sequences on CUDA by flash attention.
-- `vmap`: attention of several stacked models in one call.
 - `chunked_loss`: the loss over a large vocabulary without all logits in memory.
 - `bf16_weights`: bf16 copies of the fp32 weights for matrix products.
 - `cpu_linear`: linear layers on the CPU by oneDNN, for decode steps and for training.

@@ -189,11 +189,6 @@ class _MultiSlice(torch.autograd.Function):
         ctx.shape, ctx.ranges = inputs[0].shape, inputs[1]
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, ranges: Any) -> tuple[tuple[Tensor, ...], int]:
-        """Put the dimension of the stacked models first, where slicing does not affect it."""
-        return multi_slice(x.movedim(in_dims[0], 0), ranges), 0
-
-    @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         total = grads[0].new_zeros(ctx.shape)
         for bounds, grad in zip(ctx.ranges, grads, strict=True):

@@ -204,8 +204,7 @@ class ComparisonRun:
     def _run_variants(
         self, specs: Sequence[VariantSpec], evaluation: Evaluation | None = None
     ) -> list[VariantResult]:
-        """Train each seed separately instead of in an ensemble, because its training time is compared."""
-        return list(run_variants(specs, evaluation or Evaluation(), self.options.run_options, ensemble=False))
+        return list(run_variants(specs, evaluation or Evaluation(), self.options.run_options))
 
 
 def best_learning_rate(trials: Sequence[Mapping[str, Any]]) -> float:
