@@ -18,8 +18,6 @@ import pytest
 from packaging.metadata import Metadata
 
 import triform
-from triform.cli.usage import RENAMED_OPTIONS
-from triform.config.settings import RENAMED_SETTINGS
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -153,10 +151,3 @@ def test_the_installation_page_names_the_ranges_of_torch() -> None:
 
 def test_the_newest_version_of_the_changelog_is_the_version_of_the_package() -> None:
     assert re.findall(r"^## \[(\d.*?)\]", CHANGELOG, re.MULTILINE)[0] == triform.__version__
-
-
-def test_the_changelog_names_every_renamed_setting_and_option() -> None:
-    for old, new in RENAMED_SETTINGS.items():
-        assert f"\n| `{old}` | `{new}` |\n" in CHANGELOG
-    for old, new in RENAMED_OPTIONS.items():
-        assert f" | `{old}` | `{new}` |\n" in CHANGELOG

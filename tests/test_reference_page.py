@@ -13,7 +13,6 @@ from triform.experiments.reproduce.result_file import empty_result
 from triform.experiments.study.plan import STUDY_KEYS
 from triform.interrupts import EXIT_INTERRUPTED
 from triform.io import run_layout
-from triform.io.migration import CHECKPOINT_PARTS, KEY_PARTS, STATE_KEYS
 from triform.training.checkpoint_schema import PROGRESS_CHECKS, STATE_CHECKS, WINDOW_CHECKS
 from triform.vectors.files import READ_FORMATS
 
@@ -118,10 +117,6 @@ def test_every_file_of_a_run_folder_is_listed() -> None:
 
 def test_the_formats_have_the_numbers_of_the_code() -> None:
     assert f"now {run_layout.RUN_FORMAT}" in section("### config.toml")
-    format1 = section("### Format 1")
-    assert dict(re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", format1, re.MULTILINE)) == KEY_PARTS
-    for old_name, new_name in (STATE_KEYS | CHECKPOINT_PARTS).items():
-        assert f"`{old_name}` (now `{new_name}`)" in format1
 
 
 @pytest.mark.parametrize(

@@ -660,7 +660,9 @@ def test_the_studio_needs_a_folder_that_contains_runs(
     assert triform("studio", classifier).refusal == expected
 
 
-def test_a_run_of_a_newer_version_asks_for_an_upgrade(triform: Command, tmp_path: Path, classifier: Path) -> None:
+def test_a_run_of_another_format_names_the_version_that_wrote_it(
+    triform: Command, tmp_path: Path, classifier: Path
+) -> None:
     run = copy_run(classifier, tmp_path)
     config = run / "config.toml"
     newer = config.read_text().replace("format = 2", "format = 99").replace("[model]", "[model]\nwings = 2")
@@ -669,8 +671,10 @@ def test_a_run_of_a_newer_version_asks_for_an_upgrade(triform: Command, tmp_path
     before = read_folder(run)
     for arguments in (("predict", run, "x"), ("evaluate", run), ("train", "classify", "--out", run, "--resume")):
         refusal = triform(*arguments).refusal
-        assert refusal.startswith(f"{run} was written by Triform 9.0.0, which is newer than this one")
-    assert refusal.endswith(f"({package.__version__}); upgrade Triform to open it")
+        assert refusal.startswith(
+            f"{run} has run format 99, and this Triform ({package.__version__}) reads format 2"
+        )
+        assert refusal.endswith("open it with Triform 9.0.0")
     assert read_folder(run) == before
 
 

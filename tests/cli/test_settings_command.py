@@ -60,11 +60,6 @@ def test_markdown_is_the_page_of_the_documentation(triform: Command) -> None:
     assert triform("settings", "--markdown").out == PAGE.read_text(encoding="utf-8")
 
 
-def test_an_old_name_is_answered_with_the_new_one(triform: Command) -> None:
-    assert triform("settings", "reach").refusal == "reach is now model.attention_direction"
-    assert triform("settings", "model.reach").refusal == "model.reach is now model.attention_direction"
-
-
 def test_an_unknown_name_offers_the_nearest(triform: Command) -> None:
     assert triform("settings", "model.n_head").refusal.endswith("did you mean 'model.n_heads'?")
     assert setting_groups()[3].name == "model"

@@ -12,7 +12,6 @@ from triform.config.reference import SettingInfo, find_settings, setting_groups,
 from triform.config.settings import (
     AUTO_SETTINGS,
     DEFAULTS,
-    RENAMED_SETTINGS,
     SETTING_TYPES,
     build_config,
     coerce_setting,
@@ -95,19 +94,6 @@ def test_a_name_without_its_section_finds_the_settings_of_every_section() -> Non
     assert [info.name for info in find_settings("lr")] == ["train.lr"]
     assert [info.name for info in find_settings("kind")] == ["tokenizer.kind", "model.kind"]
     assert [info.name for info in find_settings("model.kind")] == ["model.kind"]
-
-
-@pytest.mark.parametrize(("old_name", "new_name"), RENAMED_SETTINGS.items())
-def test_an_old_name_is_recognised_in_any_section(old_name: str, new_name: str) -> None:
-    key = old_name.rpartition(".")[2]
-    with pytest.raises(ConfigError, match=rf"^{old_name} is now {new_name}$"):
-        find_settings(old_name)
-    if key == "dropout":  # also a current name: that of model.dropout
-        return
-    with pytest.raises(ConfigError, match=rf"^{key} is now {new_name}$"):
-        find_settings(key)
-    with pytest.raises(ConfigError, match=rf"^unknown setting 'decode.{key}'; {old_name} is now {new_name}$"):
-        find_settings(f"decode.{key}")
 
 
 @pytest.mark.parametrize(

@@ -274,10 +274,10 @@ def test_a_folder_that_is_none_or_damaged_is_told_in_one_line(runs: dict[str, An
     with pytest.raises(triform.ConfigError, match=r"model.positions=rotary is not supported by triform\.scratch"):
         scratch.load(tmp_path, verify=False)
     config.write_text(config.read_text().replace("format = 2", "format = 9"))
-    with pytest.raises(CheckpointError, match="upgrade Triform to open it"):
+    with pytest.raises(CheckpointError, match="reads format 2"):
         scratch.load(tmp_path, verify=False)
     config.write_text("[model]\nwings = 2\n")
-    with pytest.raises(CheckpointError, match=r"is damaged .*wings"):
+    with pytest.raises(CheckpointError, match="is damaged"):
         scratch.load(tmp_path, verify=False)
     config_text = (runs["classify"].path / "config.toml").read_text()
     bad_formats = (

@@ -325,5 +325,5 @@ def test_what_is_no_adapter_is_not_read(classifier: Path, adapted: Path, tmp_pat
             load(classifier, device="cpu", adapter=cut)
     newer = json.dumps({"format": 99, "triform": "9.0.0"})
     save_file(load_file(adapted / "adapter.safetensors"), cut, {METADATA_KEY: newer})
-    with pytest.raises(CheckpointError, match=r"was written by a newer Triform \(9\.0\.0\)"):
+    with pytest.raises(CheckpointError, match=r"has adapter format \d+, .* use Triform 9\.0\.0"):
         read_adapter(cut)

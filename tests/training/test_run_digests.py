@@ -27,7 +27,6 @@ TRAIN_SETTINGS = {"max_steps": 4, "eval_every": 2, "checkpoint_every": 2}
 OPTIONS: dict[str, Any] = {"device": "cpu", "quiet": True}
 TEXTS = ["word1 thing", "word3"]
 N_MUTATIONS = 60  # of each kind of file
-FORMAT1 = Path(__file__).parent / "format1"  # runs of run-folder format 1
 
 
 @pytest.fixture(scope="module")
@@ -340,14 +339,3 @@ def test_an_adapter_with_other_tensors_is_one_line(trained_run: Run, adapted: Pa
         save_file(bad_tensors, path, metadata)
         with pytest.raises(CheckpointError, match=r"adapter\.safetensors(: | is | does not match )"):
             load(trained_run.path, device="cpu", adapter=path, verify=False)
-
-
-def test_an_older_adapter_without_a_digest_opens_with_a_notice(tmp_path: Path) -> None:
-    adapted, path = FORMAT1 / "adapter", tmp_path / "adapter.safetensors"
-    metadata = {name: value for name, value in read_adapter_metadata(adapted).items() if name != "sha256"}
-    metadata |= {"format": 1}
-    save_file(load_file(adapted / "adapter.safetensors"), path, {METADATA_KEY: json.dumps(metadata)})
-    loaded = load(FORMAT1 / "plain", device="cpu", adapter=path)
-    assert loaded.notices == (
-        f"{path} was saved without a digest by an older Triform, so damage cannot be detected",
-    )

@@ -26,15 +26,6 @@ PLAIN_PROBLEMS = (
 )
 TEXT_COMMANDS = ("predict", "explain", "encode")  # they take a text, which looks like an option if it starts with -
 SECTIONS = ("model", "train", "decode", "data", "tokenizer")  # in the order in which a name is looked up
-# Options that were renamed.
-RENAMED_OPTIONS = {
-    "--new": "--max-new-tokens",
-    "--map": "--stack",
-    "--like": "--format",
-    "--setting": "--variant",
-    "--quick": "--smoke",
-    "--most": "--max-words",
-}
 
 
 def describe_usage_error(error: Any, arguments: Sequence[str], command: Any) -> str:
@@ -114,8 +105,6 @@ def _describe_unknown_option(error: Any, command: str) -> str:
     known_options = (
         {name for parameter in error.ctx.command.params for name in parameter.opts} if error.ctx else set()
     )
-    if (new_name := RENAMED_OPTIONS.get(error.option_name)) in known_options:
-        return f"no such option {error.option_name}; it is called {new_name} now"
     option, setting = find_nearest(error.option_name, known_options)
     option = option or next(
         (name for name in known_options & SHORTHANDS.keys() if SHORTHANDS[name].setting == setting), ""

@@ -12,7 +12,6 @@ from triform.config.bounds import BOUNDS
 from triform.config.documentation import DOC_KEY, SettingDoc
 from triform.config.settings import (
     DEFAULTS,
-    RENAMED_SETTINGS,
     SETTING_TYPES,
     SettingValue,
     format_setting,
@@ -145,12 +144,6 @@ def settings_page() -> str:
         links = " · ".join(f"[{info.name.rpartition('.')[2]}](#{_anchor(info.name)})" for info in group.settings)
         parts += [f"\n## {_group_title(group)}\n", f"{group.description}\n", links]
         parts += [_format_block(info) for info in group.settings]
-    parts += [
-        "\n## Renamed settings\n",
-        "These names were used before version 0.2.\n",
-        "| Old name | New name |\n|---|---|",
-    ]
-    parts += [f"| `{old}` | [{new}](#{_anchor(new)}) |" for old, new in RENAMED_SETTINGS.items()]
     return "\n".join(parts) + "\n"
 
 

@@ -36,21 +36,6 @@ def _setting_types(config_class: type, prefix: str = "") -> dict[str, Any]:
 SETTING_TYPES = _setting_types(Config)
 
 
-# Settings that had another name before run-folder format 2.
-RENAMED_SETTINGS = {
-    "tokenizer.shared": "tokenizer.joint_vocab",
-    "tokenizer.dropout": "tokenizer.bpe_dropout",
-    "model.reach": "model.attention_direction",
-    "model.score": "model.attention_score",
-    "model.pair_rows": "model.bigram_buckets",
-    "model.segments": "model.n_segments",
-    "train.consistency": "train.r_drop",
-    "train.average": "train.ema_decay",
-    "train.accumulate": "train.grad_accumulation",
-    "train.base": "train.init_from",
-    "train.freeze": "train.freeze_layers",
-    "train.final_lr_ratio": "train.min_lr_ratio",
-}
 # Names that other libraries use for settings, where no similar spelling leads to ours.
 SETTING_ALIASES = {
     "learning_rate": "train.lr",
@@ -63,18 +48,8 @@ SETTING_ALIASES = {
 
 
 def unknown_setting_error(name: str, known_names: Iterable[str] = SETTING_TYPES) -> ConfigError:
-    """Return the error for an unknown setting: the new name of an old one, or the nearest known name.
-
-    An old name is recognised without its section too, and in a wrong one.
-    """
-    if name in RENAMED_SETTINGS:
-        return ConfigError(f"{name} is now {RENAMED_SETTINGS[name]}")
+    """Return the error for an unknown setting, with the nearest known name."""
     problem, key = f"unknown setting {format_value(name)}", name.rpartition(".")[2]
-    if not any(known.rpartition(".")[2] == key for known in SETTING_TYPES):
-        for old_name, new_name in RENAMED_SETTINGS.items():
-            if old_name == f"{old_name.partition('.')[0]}.{key}":
-                prefix = key if key == name else f"{problem}; {old_name}"
-                return ConfigError(f"{prefix} is now {new_name}")
     nearest = SETTING_ALIASES.get(key) or find_nearest_name(name, known_names)
     hint = f"did you mean {nearest!r}?" if nearest else "run `triform settings` to see all settings"
     return ConfigError(f"{problem}; {hint}")

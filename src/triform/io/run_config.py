@@ -1,4 +1,4 @@
-"""Read and write the `config.toml` of a run folder, in any format version. No torch."""
+"""Read and write the `config.toml` of a run folder. No torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from triform.io.digests import verify_digests
 from triform.io.errors import damaged_error
 from triform.io.files import refuse_special_files
 from triform.io.locks import LOCK_FILE
-from triform.io.migration import migrate_settings
 from triform.io.run_layout import (
     CHECKPOINTS_FOLDER,
     CONFIG_FILE,
@@ -32,11 +31,6 @@ def encode_run_config(config: Config) -> bytes:
     return to_toml(config, {"format": RUN_FORMAT, "triform": triform.__version__}).encode()
 
 
-def read_run_format(folder: Path) -> int:
-    """Return the format number of a run folder."""
-    return int(load_toml(folder / CONFIG_FILE).get("format", 0))
-
-
 def refuse_links_of_run(folder: Path) -> None:
     """Refuse a run folder in which a file or a folder of the run is a link, a pipe, a device or a socket.
 
@@ -52,14 +46,14 @@ def refuse_links_of_run(folder: Path) -> None:
 
 
 def read_run_config(folder: Path, *, verify: bool = True) -> Config:
-    """Return the settings of a run. Settings of format 1 are returned under their current names.
+    """Return the settings of a run.
 
     Args:
         folder: The run folder.
         verify: Compare `config.toml` with its digest.
 
     Raises:
-        CheckpointError: The folder is not a run folder, is damaged, or was written by a newer Triform.
+        CheckpointError: The folder is not a run folder, is damaged, or has another format.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such run folder")
@@ -71,14 +65,14 @@ def read_run_config(folder: Path, *, verify: bool = True) -> Config:
         verify_digests(folder, [CONFIG_FILE])
     try:
         document = load_toml(config_file)
-        run_format = int(document.get("format", 0))
-        if run_format > RUN_FORMAT:
-            version = document.get("triform", "a newer version")
+        run_format = document.get("format")
+        if not isinstance(run_format, int):
+            raise damaged_error(folder, f"{CONFIG_FILE} has no format number")
+        if run_format != RUN_FORMAT:
             raise CheckpointError(
-                f"{folder} was written by Triform {version}, which is newer than this one ({triform.__version__}); "
-                "upgrade Triform to open it"
+                f"{folder} has run format {run_format}, and this Triform ({triform.__version__}) reads format "
+                f"{RUN_FORMAT}; open it with Triform {document.get('triform', 'of another version')}"
             )
-        document = migrate_settings(document) if run_format < RUN_FORMAT else document
         settings = parse_settings(document, config_file)
         if LAST_CONFIG_KEY not in settings or not config_file.read_bytes().endswith(b"\n"):
             raise damaged_error(folder, f"{CONFIG_FILE} is incomplete")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-RUN_FORMAT = 2  # written into config.toml; `triform.io.migration` reads format 1
+RUN_FORMAT = 2  # written into config.toml; another format is refused
 CONFIG_FILE = "config.toml"
 MODEL_FILE = "model.safetensors"
 ADAPTER_FILE = "adapter.safetensors"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from triform.config import Config, DataConfig
 from triform.errors import ConfigError
-from triform.io.migration import migrate_tensors
 from triform.io.run_layout import MODEL_FILE
 from triform.scratch import run_folder, weights
 from triform.scratch.estimators import LanguageModel, TextClassifier, Translator
@@ -55,7 +54,7 @@ def load(path: str | Path, *, verify: bool = True) -> TextClassifier | LanguageM
     except ConfigError as error:
         raise ConfigError(f"{run_path}: {error}") from None
     model_path = run_path / MODEL_FILE
-    weights.load_state_dict(estimator.weights, migrate_tensors(weights.load_tensors(model_path)), str(model_path))
+    weights.load_state_dict(estimator.weights, weights.load_tensors(model_path), str(model_path))
     assert isinstance(estimator, TextClassifier | LanguageModel | Translator)
     return estimator
 

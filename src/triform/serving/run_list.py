@@ -165,7 +165,7 @@ def read_listed_settings(folder: Path) -> dict[str, Any]:
     is_complete = content.rstrip().rpartition(b"\n")[2].startswith(LAST_CONFIG_KEY.rpartition(".")[2].encode())
     if settings.get("format") == RUN_FORMAT and is_complete and content.endswith(b"\n"):
         return settings
-    config = read_run_config(folder, verify=False)  # of format 1, or an error that says what is wrong
+    config = read_run_config(folder, verify=False)  # or an error that says what is wrong
     data = {"data.train": config.data.train, "data.source": config.data.source}
     return {"task": config.task, "seed": config.seed, "model.kind": config.model.kind, **data}
 

@@ -44,7 +44,7 @@ def load_task(folder: RunFolder, config: Config, adapter: Adapter | None = None)
         CheckpointError: There are no weights, or they do not match the settings.
     """
     if adapter is not None:
-        return _load_with_adapter(folder, adapter), adapter.notices
+        return _load_with_adapter(folder, adapter), ()
     if folder.model_file.exists():
         return _load_best(folder, config), ()
     task = _load_with_initial_weights(config, folder.path)

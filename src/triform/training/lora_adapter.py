@@ -23,12 +23,10 @@ from triform.config.settings import build_config, parse_settings, to_toml
 from triform.errors import CheckpointError, ConfigError
 from triform.io.errors import damaged_error, write_errors
 from triform.io.files import atomic_file
-from triform.io.migration import format1_key, migrate_settings, migrate_tensors
 from triform.nn.lora import LoraLinear, lora_scale, merge_weight
 from triform.training.tensors import read_shapes, read_tensors, save_tensors, validate_finite
 
-ADAPTER_FORMAT = 3  # format 1 had no digest, format 2 had the names of run-folder format 1
-OLD_NAMES_FORMAT = 2  # the last format with the names of run-folder format 1
+ADAPTER_FORMAT = 3  # written into the metadata; another format is refused
 METADATA_KEY = "triform-adapter"  # in the metadata of the safetensors file
 
 
@@ -101,8 +99,6 @@ class Adapter(NamedTuple):
     config: Config  # of the run that trained it
     tensors: dict[str, Tensor]
     base_fingerprint: str
-    has_old_names: bool = False  # whether the fingerprint was computed over the names of run-folder format 1
-    notices: tuple[str, ...] = ()
 
     def apply_to(self, model: nn.Module) -> None:
         """Merge the adapter into the weights of its base model.
@@ -113,8 +109,6 @@ class Adapter(NamedTuple):
         weights = dict(model.named_parameters())
         layers, full_weights = self._split_tensors(weights)
         base_weights = {name: p for name, p in weights.items() if name not in full_weights}
-        if self.has_old_names:
-            base_weights = {format1_key(name): p for name, p in base_weights.items()}
         if weights_fingerprint(base_weights) != self.base_fingerprint:
             raise ConfigError("the base model's weights do not match the adapter (fingerprint differs)")
         with torch.no_grad():
@@ -168,27 +162,22 @@ def read_adapter(path: Path, *, verify: bool = True) -> Adapter:
     metadata = _parse_metadata(path, metadata_json)
     read_shapes(path)
     tensors = read_tensors(path)
-    expected_digest = metadata.pop("sha256", None)
-    no_digest_notice = f"{path} was saved without a digest by an older Triform, so damage cannot be detected"
-    if verify and expected_digest is not None and adapter_digest(metadata, tensors) != expected_digest:
+    expected_digest = metadata.pop("sha256")
+    if verify and adapter_digest(metadata, tensors) != expected_digest:
         raise CheckpointError(
             f"{path} is damaged: it does not match its digest; restore it from a copy, "
             "or use --no-verify (in Python verify=False) to open it anyway"
         )
     validate_finite(path, tensors)
-    has_old_names = metadata["format"] <= OLD_NAMES_FORMAT
     try:
-        document = tomllib.loads(metadata["config"])
-        config = build_config(parse_settings(migrate_settings(document) if has_old_names else document, path))
+        config = build_config(parse_settings(tomllib.loads(metadata["config"]), path))
     except (ConfigError, TypeError, ValueError, RecursionError) as error:
         raise damaged_error(path, error) from None
     return Adapter(
         path=path,
         config=config,
-        tensors=migrate_tensors(tensors),
+        tensors=tensors,
         base_fingerprint=metadata["base"],
-        has_old_names=has_old_names,
-        notices=(no_digest_notice,) if verify and expected_digest is None else (),
     )
 
 
@@ -199,12 +188,12 @@ def _parse_metadata(path: Path, metadata_json: str) -> dict[str, Any]:
         raise damaged_error(path, error) from None
     if not isinstance(metadata, dict) or not isinstance(metadata.get("format"), int):
         raise damaged_error(path, "the format number is missing from its metadata")
-    if metadata["format"] > ADAPTER_FORMAT:
+    if metadata["format"] != ADAPTER_FORMAT:
         raise CheckpointError(
-            f"{path} was written by a newer Triform ({metadata.get('triform', 'version unknown')}); "
-            "upgrade Triform to use it"
+            f"{path} has adapter format {metadata['format']}, and this Triform reads format {ADAPTER_FORMAT}; "
+            f"use Triform {metadata.get('triform', 'of another version')}"
         )
-    for name in ("triform", "base", "config", *(["sha256"] if metadata["format"] > 1 else [])):
+    for name in ("triform", "base", "config", "sha256"):
         if not isinstance(metadata.get(name), str):
             raise damaged_error(path, f"its metadata has no {name}")
     return metadata

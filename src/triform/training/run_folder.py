@@ -24,11 +24,9 @@ from triform.io.digests import atomic_recorded_files, record_digests, verify_dig
 from triform.io.errors import damaged_error, write_errors, write_run_text
 from triform.io.events import read_events
 from triform.io.locks import folder_lock
-from triform.io.migration import migrate_checkpoint_tensors, migrate_state, migrate_tensors
 from triform.io.run_config import (
     encode_run_config,
     read_run_config,
-    read_run_format,
     read_setting_sources,
     refuse_links_of_run,
 )
@@ -42,7 +40,6 @@ from triform.io.run_layout import (
     REPORT_FILE,
     RUN_FILES,
     RUN_FOLDER_PATTERNS,
-    RUN_FORMAT,
     SHARD_FILES,
     SOURCES_FILE,
     STATE_FILE,
@@ -99,7 +96,7 @@ class RunFolder:
         return ()
 
     def prepare_resume(self) -> tuple[str, ...]:
-        """Verify a run before it is continued, and rewrite one of format 1 as format 2.
+        """Verify a run before it is continued.
 
         Without `verify`, the current digests of the files are recorded, because they are valid from now on.
 
@@ -110,22 +107,7 @@ class RunFolder:
         if not self.verify:
             with write_errors(self.path, self.path):
                 record_digests(self.path)
-        if self.config_file.exists() and read_run_format(self.path) < RUN_FORMAT:
-            self._migrate()
         return notices
-
-    def _migrate(self) -> None:
-        """Rewrite every file under the names of format 2. The settings are written last, when all is done."""
-        if checkpoint := self.latest_checkpoint():
-            tensors, state = self.read_checkpoint(checkpoint)
-            with write_errors(checkpoint, self.path):
-                paths = (checkpoint / TENSORS_FILE, checkpoint / STATE_FILE)
-                with atomic_recorded_files(*paths) as (temporary_tensors, temporary_state):
-                    save_tensors(temporary_tensors, tensors)
-                    temporary_state.write_bytes(json.dumps(state).encode())
-        if self.model_file.exists():
-            self.write_weights(self.read_weights())
-        self.write_config(self.read_config())
 
     def clear(self, *, keep_names: Collection[str] = ()) -> None:
         """Remove the files of an earlier run. Other files are kept."""
@@ -174,11 +156,11 @@ class RunFolder:
         """Return the weights of the model. With `verify`, they are compared with their digest first."""
         if verify:
             self.verify_files(self.model_file.name)
-        return migrate_tensors(read_tensors(self.model_file))
+        return read_tensors(self.model_file)
 
     def read_shapes(self) -> dict[str, list[int]]:
         """Return the shapes of the model's weights, from the header of their file."""
-        return migrate_tensors(read_shapes(self.model_file))
+        return read_shapes(self.model_file)
 
     def read_config(self) -> Config:
         """Return the settings of the run; see `triform.io.run_config.read_run_config`."""
@@ -243,7 +225,7 @@ class RunFolder:
             from triform.training.sharded_tensors import new_full_tensor, read_shards
 
             tensors = read_shards(path, new_tensor or new_full_tensor)
-        return migrate_checkpoint_tensors(tensors), self.read_state(path)
+        return tensors, self.read_state(path)
 
     def read_latest_checkpoint(self) -> tuple[Path, dict[str, Tensor], dict[str, Any]] | None:
         """Return the newest checkpoint with its tensors and its state; None if there is none.
@@ -304,7 +286,6 @@ class RunFolder:
             state = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise damaged_error(path, error) from None
-        state = migrate_state(state) if isinstance(state, dict) else state
         if problem := find_state_problem(state):
             raise damaged_error(path, f"state.json: {problem}")
         return dict(state)

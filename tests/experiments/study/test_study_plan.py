@@ -10,7 +10,6 @@ import pytest
 from triform.config import TaskName
 from triform.errors import ConfigError, DataError
 from triform.experiments.study.plan import TASK_METRICS, read_study
-from triform.experiments.study.plan_file import register_plan
 from triform.tasks import TASKS
 
 StudySpec = dict[str, Any]
@@ -142,18 +141,3 @@ def test_the_study_of_the_manual_is_one(tmp_path: Path) -> None:
         "none",
     ]
     assert study.test_files == {"test": "builtin:stories/test"}
-
-
-def test_a_plan_with_old_setting_names_is_compared_under_the_new_ones(tmp_path: Path) -> None:
-    variants = {"one_way": {"model.attention_direction": "causal"}, "default": {}}
-    study = read_study({"task": "classify", "variants": variants})
-    register_plan(tmp_path, study)
-    plan_file = tmp_path / "plan.json"
-    old_plan = plan_file.read_text(encoding="utf-8").replace("model.attention_direction", "model.reach")
-    plan_file.write_text(old_plan, encoding="utf-8")
-    (tmp_path / "one_way" / "seed-0").mkdir(parents=True)
-    (tmp_path / "one_way" / "seed-0" / "config.toml").touch()
-    register_plan(tmp_path, study)
-    plan_file.write_text(old_plan.replace('"causal"', '"full"'), encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"attention_direction: causal \(the stored runs have full\)"):
-        register_plan(tmp_path, study)

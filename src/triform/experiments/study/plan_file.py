@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from triform.config.merging import DATA_FILE_SETTINGS
-from triform.config.settings import RENAMED_SETTINGS, Settings, build_config, flatten_config
+from triform.config.settings import Settings, build_config, flatten_config
 from triform.errors import CheckpointError, ConfigError
 from triform.experiments.engine import JsonDict, describe_file
 from triform.experiments.study.plan import Study
@@ -73,7 +73,6 @@ def _comparable_settings(settings: Settings) -> JsonDict:
 
 def _describe_changes(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """Return the settings that differ. A setting that only one version of Triform knows is not a change."""
-    stored = {RENAMED_SETTINGS.get(name, name): value for name, value in stored.items()}
     return [
         f"{name}: {value} (the stored runs have {stored[name]})"
         for name, value in current.items()
