@@ -48,9 +48,9 @@ pictures: $(VENV)/.installed-dev
 
 lint: $(VENV)/.installed-dev
 	@echo "== Checking style and spelling"
-	@$(BIN)/ruff check src tests benchmarks docs
-	@$(BIN)/ruff format --check --quiet src tests benchmarks docs/images docs/notebooks docs/site
-	@$(BIN)/codespell *.md CITATION.cff .github docs src benchmarks
+	@$(BIN)/ruff check src reproduce tests benchmarks docs
+	@$(BIN)/ruff format --check --quiet src reproduce tests benchmarks docs/images docs/notebooks docs/site
+	@$(BIN)/codespell *.md CITATION.cff .github docs src reproduce benchmarks
 	@$(MAKE) --no-print-directory schemas
 
 schemas: $(VENV)/.installed-dev

@@ -23,7 +23,7 @@ typer.main.get_command = cache(typer.main.get_command)
 # The files that take longest. They are started first, so that no worker is left alone with one of them at the end.
 LONG_FILES = (
     "cli/test_docs_commands.py",
-    "experiments/reproduce/test_systems.py",
+    "reproduce/test_systems.py",
     "test_benchmarks.py",
     "distributed/test_sharded_runs.py",
     "distributed/test_faults.py",

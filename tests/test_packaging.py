@@ -105,7 +105,7 @@ def test_the_wheel_holds_the_package_and_its_data_and_is_small(wheel: Path) -> N
         if path.is_file() and path.suffix != ".pyc"
     }
     assert "triform/py.typed" in content
-    assert "triform/experiments/systems/speeches-lm.toml" in content
+    assert "triform/data/builtin/__init__.py" in content
 
 
 def test_the_metadata_of_the_wheel_is_valid_and_complete(wheel: Path) -> None:
@@ -129,7 +129,7 @@ def test_the_wheel_runs_the_demo_in_a_new_environment_outside_the_source_folder(
     package_folder = Path(run_process([python, "-c", "import triform; print(triform.__file__)"], tmp_path).strip())
     assert package_folder.is_relative_to(environment)
     assert run_process([executables / "triform", "--version"], tmp_path) == f"triform {triform.__version__}\n"
-    assert "speeches-lm" in run_process([executables / "triform", "reproduce", "list"], tmp_path)
+    assert "classify" in run_process([executables / "triform", "train", "--help"], tmp_path)
     summary = json.loads(run_process([python, "-c", TINY_DEMO], tmp_path, code=1))  # two steps reach no target
     assert [task["task"] for task in summary["tasks"]] == ["classify", "generate", "translate"]
     assert (tmp_path / "demo" / "index.html").is_file()

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from reproduce.result_file import empty_result
 
-from triform.experiments.reproduce.result_file import empty_result
 from triform.experiments.study.plan import STUDY_KEYS
 from triform.interrupts import EXIT_INTERRUPTED
 from triform.io import run_layout

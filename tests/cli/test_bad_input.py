@@ -844,9 +844,7 @@ def test_token_shards_are_for_language_models(triform: Command, tmp_path: Path) 
     assert "contains token shards, which only `triform train generate --data` reads; give a file" in refusal
 
 
-@pytest.mark.parametrize(
-    "command", [("reproduce", "list"), ("check", "classify"), ("serve", "runs/x"), ("doctor",), ("data", "list")]
-)
+@pytest.mark.parametrize("command", [("check", "classify"), ("serve", "runs/x"), ("doctor",), ("data", "list")])
 def test_commands_of_one_process_refuse_torchrun(
     triform: Command, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:

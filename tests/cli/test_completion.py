@@ -58,7 +58,6 @@ def offer(shell: str, line: str, folder: Path) -> list[str]:
         ("triform predict runs/mine --set model.n_la", []),
         ("triform data get tiny", ["tinyshakespeare"]),
         ("triform predict runs/m", ["runs/mine"]),
-        ("triform reproduce speeches-l", ["speeches-lm"]),
         ("triform train classify --data ", []),  # the shell completes file names
     ],
 )

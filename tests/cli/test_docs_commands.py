@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import typer
+from reproduce.systems import match_systems
 
 from triform.cli.main import app
 from triform.config.presets import SIZE_PRESETS, SYSTEM_PRESETS
@@ -33,7 +34,6 @@ BUILTIN_ROWS = 300  # of each built-in set
 NOT_RUN = {
     "triform data get": "downloads",
     "triform data check --data datasets": "needs downloaded data",
-    "triform reproduce": "trains for minutes; tests/cli/test_reproduce_command.py runs it with --smoke",
     "triform --install-completion": "changes the user's shell",
     "triform vectors evaluate vectors.safetensors --analogies": "needs files of questions; tests/vectors has them",
     "triform vectors evaluate vectors.safetensors": "needs the downloaded set word_eval",
@@ -224,6 +224,8 @@ def test_the_other_commands_of_a_page_name_what_exists(page: str) -> None:
                 assert name == "all" or (ROOT / "benchmarks" / f"{name}.py").exists(), command
             case ["python", "-m", "benchmarks", *_] | ["python", "-m", "doctest", *_]:
                 pass
+            case ["python", "-m", "reproduce", name, *_]:  # tests/reproduce runs it with --smoke
+                assert name in ("list", "tables") or match_systems(name), command
             case ["python", "-m", module, *_] if module.startswith("benchmarks."):
                 assert (ROOT / f"{module.replace('.', '/')}.py").exists(), command
             case ["python", "-m", "pip", *_]:
@@ -272,7 +274,7 @@ def test_every_reason_not_to_run_a_command_is_in_use() -> None:
 
 def test_a_command_with_an_unknown_option_does_not_parse() -> None:
     with pytest.raises(Exception, match="--sede"):
-        parse("triform reproduce speeches-lm --sede 3")
+        parse("triform compare study.toml --sede 3")
 
 
 def test_the_page_about_training_names_every_preset() -> None:

@@ -109,11 +109,6 @@ def test_columns_of_labels_are_not_for_translate(triform: Command) -> None:
         ),
         ("predict run --num-beams 1", "no such option --num-beams; write --beam-size VALUE, or"),
         ("predict run --dropout 1", "no such option --dropout; model.dropout is a setting of `triform train`, or"),
-        ("explain run text --new 3", "no such option --new; it is called --max-new-tokens now."),
-        ("explain run text --map=cross", "no such option --map; it is called --stack now."),
-        ("tokenizer export run --out f --like hf", "no such option --like; it is called --format now."),
-        ("reproduce imdb --setting best", "no such option --setting; it is called --variant now."),
-        ("reproduce imdb --quick", "no such option --quick; it is called --smoke now."),
         ("predict run -5", "no such option -5; write -- before a text that starts with a dash."),
         ("doctor --wings", "no such option --wings."),
         (

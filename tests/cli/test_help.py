@@ -28,7 +28,6 @@ PARSED_ONLY = (
         "triform demo",
         "triform compare",
         "triform search",
-        "triform reproduce",
         "triform convert",
         "triform data get",
     ),
@@ -82,7 +81,7 @@ def test_every_example_runs(
     triform: Any, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, example: str
 ) -> None:
     words = shlex.split(example)[1:]
-    if example.startswith(PARSED_ONLY) and example != "triform reproduce list":
+    if example.startswith(PARSED_ONLY):
         command = COMMANDS["triform"]
         while words and words[0] in getattr(command, "commands", {}):
             command = command.commands[words.pop(0)]  # type: ignore[attr-defined]

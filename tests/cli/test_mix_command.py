@@ -51,27 +51,6 @@ def test_a_mixture_that_cannot_be_made_is_refused_in_one_line(
     assert "gone.txt" in triform("evaluate", moved, *data, "--mix", "ngram").refusal
 
 
-def test_dynamic_evaluation_is_labelled_in_the_table_and_in_json(
-    triform: Command, classifier: Path, writer: Path, files: Files
-) -> None:
-    arguments = ("evaluate", writer, "--data", f"story={files.txt}", "--dynamic", "--dynamic-lr", 0.1)
-    report = triform(*arguments, "--json").json
-    assert report["dynamic"]["story"]["name"] == "dynamic evaluation"
-    assert report["dynamic"]["story"]["lr"] == 0.1
-    assert report["dynamic"]["story"]["tokens"] == report["sets"]["story"]["tokens"]
-    lines = triform(*arguments).out.splitlines()
-    assert lines[2].startswith("  dynamic evaluation ")
-    assert lines[3].startswith("dynamic evaluation: the model learns from the text")
-    assert (
-        triform("evaluate", classifier, "--dynamic").refusal == "dynamic is for generate; this run is for classify"
-    )
-    assert (
-        triform("evaluate", writer, "--dynamic", "--stride", 2).refusal
-        == "--dynamic cannot be combined with --stride"
-    )
-    assert "--dynamic-lr needs --dynamic" in triform("evaluate", writer, "--dynamic-lr", 0.1).refusal
-
-
 def test_a_run_that_was_trained_with_the_setting_uses_it(
     triform: Command, writer: Path, files: Files, tmp_path: Path
 ) -> None:

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from reproduce.options import ReproduceOptions
+from reproduce.runner import _prepare_variant
+from reproduce.systems import load_systems
 from same_runs import MODEL, StoppedAfter, assert_same_bits, assert_same_run, read_events, train_run
 
 from triform.config import Config
 from triform.config.presets import SYSTEM_PRESETS
 from triform.config.settings import build_config
 from triform.errors import ConfigError, RunInterruptedError
-from triform.experiments.reproduce.options import ReproduceOptions
-from triform.experiments.reproduce.runner import _prepare_variant
-from triform.experiments.reproduce.systems import load_systems
 from triform.experiments.seeds import train_seeds
 from triform.launch import train
 from triform.tasks.defaults import resolve_patience

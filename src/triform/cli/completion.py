@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from importlib.resources import files
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -54,13 +53,6 @@ def complete_dataset(incomplete: str) -> list[str]:
     from triform.data.catalogue import DATASETS
 
     return complete_from(DATASETS)(incomplete)
-
-
-def complete_system(incomplete: str) -> list[str]:
-    """Offer the reference systems, and the words that `triform reproduce` takes instead of one."""
-    declarations = files("triform.experiments") / "systems"  # the package that reads them needs torch
-    names = sorted(entry.name.removesuffix(".toml") for entry in declarations.iterdir())
-    return complete_from(("list", "tables", *names))(incomplete)
 
 
 def complete_setting(ctx: Any, incomplete: str) -> list[str]:

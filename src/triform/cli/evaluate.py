@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,13 +29,11 @@ if TYPE_CHECKING:
     from triform.evaluation.baselines import BaselineMetrics
     from triform.evaluation.details import DetailedMetrics
     from triform.run import Run
-    from triform.tasks.dynamic import DynamicEvaluation, DynamicEvaluationResult
     from triform.tasks.mixture import MixedLanguageModel
 
 DEFAULT_EXAMPLES = 10  # as in `triform.evaluation.details`
 INCOMPATIBLE_OPTIONS = {
-    "--lengths": ("--stride", "--baselines", "--dynamic"),
-    "--dynamic": ("--stride",),
+    "--lengths": ("--stride", "--baselines"),
 }
 
 DataOption = Annotated[
@@ -71,24 +68,6 @@ LengthsOption = Annotated[
         show_default=False,
     ),
 ]
-DynamicOption = Annotated[
-    bool,
-    flag(
-        EVALUATION,
-        "--dynamic",
-        "For generate: also evaluate the model while it learns from the text that it has already predicted.",
-    ),
-]
-DynamicLrOption = Annotated[
-    float | None,
-    option(
-        EVALUATION,
-        "RATE",
-        "Learning rate of --dynamic. The default is chosen on the validation data of the run.",
-        name="--dynamic-lr",
-        show_default=False,
-    ),
-]
 DetailsOption = Annotated[
     bool,
     flag(
@@ -118,8 +97,6 @@ def evaluate(
     source: Annotated[str, option(DATA, "FILE", "For translate: source sentences, one per line.")] = "",
     target: Annotated[str, option(DATA, "FILE", "For translate: their translations in the same order.")] = "",
     baselines: BaselinesOption = False,
-    dynamic: DynamicOption = False,
-    dynamic_lr: DynamicLrOption = None,
     stride: StrideOption = 0,
     lengths: LengthsOption = "",
     details: DetailsOption = False,
@@ -143,11 +120,9 @@ def evaluate(
         triform evaluate runs/reviews --data test.csv --details
         triform evaluate runs/eight --data test.csv
         triform evaluate runs/story --mix ngram --baselines
-        triform evaluate runs/story --dynamic
     """
-    modes = {"--stride": stride, "--baselines": baselines, "--dynamic": dynamic}
     edges = _parse_lengths(lengths)
-    _validate_combinations({"--lengths": edges, **modes})
+    _validate_combinations({"--lengths": edges, "--stride": stride, "--baselines": baselines})
     if bool(source) != bool(target):
         raise ConfigError("--source and --target must be given together")
     n_examples = _count_examples(details, examples)
@@ -156,7 +131,6 @@ def evaluate(
     options = {"device": device, "precision": precision, "adapter": adapter}
     with load_shared_run(run, **options, no_verify=no_verify) as loaded_run:
         _validate_task_options(loaded_run.config.task, source, examples)
-        evaluator = _build_dynamic_evaluation(loaded_run, dynamic, dynamic_lr)
         sets = sets or ({"test": loaded_run.test_set()} if loaded_run.test_set() else {"valid": ""})
         metrics: dict[str, DetailedMetrics] = {}
         for name, path in sets.items():
@@ -164,64 +138,35 @@ def evaluate(
         mixture, alone = _evaluate_alone(loaded_run, sets, decode, stride)
         if loaded_run.world.is_main:
             baseline_tables = {name: loaded_run.baselines(path) for name, path in sets.items() if baselines}
-            dynamic_results = {name: evaluator.evaluate(path) for name, path in sets.items()} if evaluator else {}
-            extra_metrics = ExtraMetrics(mixture, alone, dynamic_results)
             print_precision_note(loaded_run)
-            _print_evaluation(loaded_run, metrics, baseline_tables, extra_metrics, stride, as_json=json_)
+            _print_evaluation(loaded_run, metrics, baseline_tables, mixture, alone, stride, as_json=json_)
 
 
 def _print_evaluation(
     run: Run,
     metrics: Mapping[str, DetailedMetrics],
     baseline_tables: Mapping[str, BaselineMetrics],
-    extra_metrics: ExtraMetrics,
+    mixture: MixedLanguageModel | None,
+    alone: Mapping[str, DetailedMetrics],
     stride: int,
     *,
     as_json: bool,
 ) -> None:
+    """Print the metrics of each set. Those of the model without `decode.mix`, `alone`, are below them."""
     if as_json:
         content: dict[str, Any] = _evaluation_to_dict(run, metrics, baseline_tables, stride)
-        print_json({"run": str(run.path), **content, **extra_metrics.to_dict()})
+        mixed = {"mixture": mixture.to_dict(), "model_alone": alone} if mixture else {}
+        print_json({"run": str(run.path), **content, **mixed})
         return
-    print_metrics_table(metrics, baseline_tables, {name: extra_metrics.rows(name) for name in metrics})
-    for line in extra_metrics.describe():
-        echo(line)
+    extra_rows = {name: {"model alone": values} for name, values in alone.items()}
+    print_metrics_table(metrics, baseline_tables, {name: extra_rows.get(name, {}) for name in metrics})
+    if mixture:
+        echo(mixture.describe())
     if stride:
         echo(f"windows of {run.config.data.max_len} tokens that start every {stride} tokens")
     if run.config.task == "translate":
         echo(f"bleu: {_bleu_signature()}")
     _print_details(metrics)
-
-
-@dataclass(frozen=True)
-class ExtraMetrics:
-    """Other ways to evaluate a language model, whose metrics are shown below those of its settings.
-
-    Attributes:
-        mixture: The mixture that `decode.mix` asks for.
-        alone: The metrics of the model without the mixture, by set.
-        dynamic: The results of `--dynamic`, by set.
-    """
-
-    mixture: MixedLanguageModel | None
-    alone: Mapping[str, DetailedMetrics]
-    dynamic: Mapping[str, DynamicEvaluationResult]
-
-    def rows(self, name: str) -> dict[str, Mapping[str, float]]:
-        """Return the metrics of a set by the label of their row."""
-        alone = {"model alone": self.alone[name]} if name in self.alone else {}
-        return {**alone, **({self.dynamic[name].name: self.dynamic[name].metrics} if name in self.dynamic else {})}
-
-    def describe(self) -> list[str]:
-        """Return sentences for the user."""
-        mixture = [self.mixture.describe()] if self.mixture else []
-        return [*mixture, *(result.describe() for result in list(self.dynamic.values())[:1])]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all of these metrics as JSON values."""
-        mixed = {"mixture": self.mixture.to_dict(), "model_alone": self.alone} if self.mixture else {}
-        dynamic = {name: result.to_dict() for name, result in self.dynamic.items()}
-        return {**mixed, **({"dynamic": dynamic} if dynamic else {})}
 
 
 def _evaluate_alone(
@@ -238,14 +183,6 @@ def _evaluate_alone(
         echo(f"note: {notice}", err=True)
     model_alone: dict[str, Any] = {**decode, "mix": ()}
     return mixture, {name: run.evaluate(path, stride=stride, **model_alone) for name, path in sets.items()}
-
-
-def _build_dynamic_evaluation(run: Run, dynamic: bool, dynamic_lr: float | None) -> DynamicEvaluation | None:
-    from triform.tasks.dynamic import DynamicEvaluation
-
-    if dynamic_lr is not None and not (dynamic and dynamic_lr > 0):
-        raise ConfigError("--dynamic-lr needs --dynamic, and must be above 0")
-    return DynamicEvaluation(run.task, dynamic_lr or 0.0) if dynamic else None
 
 
 def _print_details(metrics: Mapping[str, DetailedMetrics]) -> None:

@@ -33,7 +33,6 @@ from triform.cli.help import HelpCommand, HelpGroup
 from triform.cli.params import params
 from triform.cli.predict import predict
 from triform.cli.pretrain import pretrain
-from triform.cli.reproduce import reproduce
 from triform.cli.search import search
 from triform.cli.serve import serve
 from triform.cli.settings import settings
@@ -64,7 +63,7 @@ SHARED_COMMANDS = (
 COMMANDS: dict[str, tuple[Any, ...]] = {
     "Train and use models": (train, pretrain, distill, predict, evaluate, explain, studio, serve, convert),
     "Inspect models and data": (settings, config, params, check, audit),
-    "Run experiments": (compare, search, reproduce),
+    "Run experiments": (compare, search),
     "Prepare data": (data, tokenizer, vectors),
     "Try out the installation": (demo, doctor),
 }
@@ -126,8 +125,13 @@ def root_options(
         refuse_several_processes(f"triform {command}")
 
 
-def main() -> None:
-    """Run a command. An error that the user can fix is printed as one line on standard error."""
+def main(app: typer.Typer = app, name: str = "triform") -> None:
+    """Run a command. An error that the user can fix is printed as one line on standard error.
+
+    Args:
+        app: The commands.
+        name: How they are started.
+    """
     # Importing torch creates 250,000 objects that are never freed. Searching them for garbage would take time.
     gc.set_threshold(50_000)
     atexit.register(skip_last_collection)
@@ -135,7 +139,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     try:
         with signals_as_ctrl_c(), completion_in_bash():
-            code = app(arguments, prog_name="triform", standalone_mode=False) or 0
+            code = app(arguments, prog_name=name, standalone_mode=False) or 0
         if code == EXIT_INTERRUPTED:  # typer turns Ctrl-C into this exit code
             fail("interrupted", code)
         sys.exit(code)
@@ -157,7 +161,7 @@ def main() -> None:
             fail(problem, 2)
         if not hasattr(error, "format_message"):  # only click's exceptions have this method
             raise
-        fail(describe_usage_error(error, arguments, typer.main.get_command(app)), 2)
+        fail(describe_usage_error(error, arguments, typer.main.get_command(app), name), 2)
 
 
 def skip_last_collection() -> None:

@@ -87,8 +87,7 @@ def search(
 
 def _write_record(path: Path, result: SearchResult, space_name: str, device: str) -> None:
     from triform.device import resolve_device
-    from triform.experiments.reproduce.result_file import environment_info
-    from triform.experiments.search.record import build_record, write_record
+    from triform.experiments.search.record import build_record, environment_info, write_record
 
     command = f"triform search {space_name} --trials {result.space.trials} --seeds {len(result.space.seeds)}"
     write_record(path, build_record(result, environment_info(resolve_device(device), command)))

@@ -28,15 +28,16 @@ TEXT_COMMANDS = ("predict", "explain", "encode")  # they take a text, which look
 SECTIONS = ("model", "train", "decode", "data", "tokenizer")  # in the order in which a name is looked up
 
 
-def describe_usage_error(error: Any, arguments: Sequence[str], command: Any) -> str:
+def describe_usage_error(error: Any, arguments: Sequence[str], command: Any, name: str = "triform") -> str:
     """Return one line that says what is wrong with a command line and which help to read.
 
     Args:
         error: An exception of click.
         arguments: The command line without `triform`.
-        command: The command `triform`.
+        command: The command `triform`, or another with its commands.
+        name: How it is started.
     """
-    words = ["triform"]
+    words = [name]
     for argument in arguments:
         command = getattr(command, "commands", {}).get(argument)
         if command is None:

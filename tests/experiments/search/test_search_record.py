@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from reproduce.page import with_searches
+from reproduce.systems import get_system, load_systems
 
 from triform.errors import DataError
-from triform.experiments.reproduce.page import with_searches
-from triform.experiments.reproduce.systems import get_system, load_systems
 from triform.experiments.search import runner
 from triform.experiments.search.record import (
     build_record,
@@ -20,7 +20,7 @@ from triform.experiments.search.record import (
     write_record,
 )
 
-RECORDS = Path(__file__).parents[3] / "results" / "search"
+RECORDS = Path(__file__).parents[3] / "reproduce" / "results" / "search"
 
 
 def test_a_record_has_the_whole_search_and_no_names_of_machines(

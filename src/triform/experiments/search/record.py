@@ -1,12 +1,16 @@
-"""Records of finished searches, `results/search/NAME.json`, with which a choice of settings can be checked."""
+"""Records of finished searches, with which a choice of settings can be checked."""
 
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import triform
 from triform.config import Config
 from triform.config.settings import flatten_config
 from triform.errors import CheckpointError, DataError
@@ -105,3 +109,29 @@ def describe_choice(settings: Mapping[str, Any], record: SearchRecord) -> str:
             f"kept after a search: with new seeds, the best of {n_trials} trials had no better validation {metric}"
         )
     return f"chosen by search: {n_trials} trials, validation {metric}, {best}"
+
+
+def environment_info(device: Any, command: str) -> dict[str, str]:
+    """Return the hardware, software versions, date and command of a run."""
+    import torch
+
+    device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}, {_cpu_name()}"
+    return {
+        "device": device_name,
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "threads": str(torch.get_num_threads()),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "triform": triform.__version__,
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": command,
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -1,0 +1,1 @@
+"""Reference systems: published results reproduced and improved, `python -m reproduce`."""

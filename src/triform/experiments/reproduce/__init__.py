@@ -1,1 +1,0 @@
-"""Reference systems: published results reproduced and improved, `triform reproduce`."""
