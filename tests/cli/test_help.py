@@ -32,7 +32,7 @@ PARSED_ONLY = (
         "triform data get",
     ),
     *("triform data check", "triform data verify", "triform tokenizer import"),
-    *("triform vectors evaluate", "triform vectors map"),
+    "triform vectors evaluate",
     *("triform studio", "triform serve"),  # tests/serving runs them
 )
 SMALL = " --set model.d_model=16 --set model.n_layers=1 --set model.n_heads=2 --max-steps 2 --device cpu"

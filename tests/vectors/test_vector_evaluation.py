@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import random
-import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.image import imread
 from vector_cases import random_vectors
 
-from triform.errors import ConfigError, DataError, install_command
+from triform.errors import DataError
 from triform.vectors import WordVectors, evaluate_analogies, evaluate_similarity
-from triform.vectors.figure import choose_words, draw_map, pca_2d
 
 REAL_QUESTIONS = Path(__file__).parents[3] / "shared" / "data" / "word_eval"
 
@@ -108,70 +104,3 @@ def test_nothing_covered_is_no_score_but_no_failure(tmp_path: Path) -> None:
     result = evaluate_similarity(random_vectors(), str(path))
     assert (result.n_covered, result.n_questions) == (0, 1)
     assert np.isnan(result.metrics["spearman"])
-
-
-# -- the map
-
-
-def test_the_plane_is_that_of_the_two_main_directions() -> None:
-    rng = np.random.default_rng(0)
-    rows = np.zeros((30, 5), np.float32)
-    rows[:, 3], rows[:, 1] = 5 * rng.normal(size=30), rng.normal(size=30)
-    coordinates, explained_variance = pca_2d(rows)
-    centred = rows - rows.mean(axis=0)
-    distances = [np.linalg.norm(points[:, None] - points[None], axis=-1) for points in (centred, coordinates)]
-    np.testing.assert_allclose(*distances, atol=1e-5)
-    assert explained_variance.sum() == pytest.approx(1)
-    assert explained_variance[0] > explained_variance[1]
-
-
-@pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_a_map_is_drawn_and_the_same_again(tmp_path: Path, suffix: str) -> None:
-    first, second = (tmp_path / f"{name}.{suffix}" for name in "ab")
-    assert draw_map(random_vectors(), first, max_words=40) == 40, "there is room for forty labels"
-    draw_map(random_vectors(), second, max_words=40)
-    assert first.read_bytes() == second.read_bytes()
-    if suffix == "png":
-        assert imread(first).std() > 0
-
-
-def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match=r"a map needs matplotlib .*" + re.escape(install_command("plot"))):
-        draw_map(random_vectors(), tmp_path / "map.png")
-
-
-def test_labels_lie_on_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from matplotlib.figure import Figure
-
-    figures: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *rest, **more: figures.append(figure))
-    clustered = WordVectors(random_vectors().words, random_vectors().matrix * 0.02 + 1)  # all but on one spot
-    n_labelled = draw_map(clustered, tmp_path / "map.png", ["w3", "Paris"], max_words=30)
-    axes = figures[0].axes[0]
-    boxes = [text.get_window_extent(figures[0].canvas.get_renderer()) for text in axes.texts]  # type: ignore[attr-defined]
-    assert len(boxes) == n_labelled > 20
-    for index, box in enumerate(boxes):
-        for other in boxes[:index]:
-            disjoint = (
-                box.x1 <= other.x0 + 1 or other.x1 <= box.x0 + 1 or box.y1 <= other.y0 + 1 or other.y1 <= box.y0 + 1
-            )
-            assert disjoint
-
-
-def test_words_that_are_asked_for_come_with_their_nearest() -> None:
-    vectors = random_vectors()
-    points = choose_words(vectors, ["w3", "Paris"], 12)
-    assert [point.word for point in points[:2]] == ["w3", "Paris"]
-    assert {point.word for point in points if point.group == 0} <= {
-        "w3",
-        *(word for word, _ in vectors.nearest("w3", 5)),
-    }
-    assert len(points) > 8
-
-
-def test_a_map_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"\.png or \.svg"):
-        draw_map(random_vectors(), tmp_path / "map.gif")
-    with pytest.raises(ConfigError, match="at least 2 words"):
-        draw_map(random_vectors(), tmp_path / "map.png", max_words=1)

@@ -110,19 +110,16 @@ def test_words_that_belong_together_are_joined_and_marks_never(tmp_path: Path) -
     assert not [word for word in two_passes.words if "_" in word and ("," in word or "." in word)]
 
 
-def test_the_analogy_is_gensims(learned: WordVectors, tmp_path: Path) -> None:
+def test_the_nearest_words_are_gensims(learned: WordVectors, tmp_path: Path) -> None:
     from gensim.models import KeyedVectors
 
     for vectors in (learned, random_vectors()):
         vectors.save(tmp_path / "v.bin")
         keyed_vectors = KeyedVectors.load_word2vec_format(str(tmp_path / "v.bin"), binary=True)
-        a, b, c = vectors.words[3], vectors.words[7], vectors.words[5]
-        for ours, expected in (
-            (vectors.nearest(a), keyed_vectors.most_similar(a)),
-            (vectors.analogy(a, b, c), keyed_vectors.most_similar(positive=[b, c], negative=[a])),
-        ):
-            assert [word for word, _ in ours] == [word for word, _ in expected]
-            assert_allclose([value for _, value in ours], [value for _, value in expected], atol=1e-6)
+        word = vectors.words[3]
+        ours, expected = vectors.nearest(word), keyed_vectors.most_similar(word)
+        assert [name for name, _ in ours] == [name for name, _ in expected]
+        assert_allclose([value for _, value in ours], [value for _, value in expected], atol=1e-6)
 
 
 # -- bad input
@@ -208,7 +205,7 @@ def test_a_word_without_a_vector_is_told_with_its_like(learned: WordVectors) -> 
     with pytest.raises(DataError, match="no vector for 'hrose'; did you mean 'horse'"):
         learned.nearest("hrose")
     with pytest.raises(DataError, match="did you mean 'cat'"):
-        learned.analogy("CAT", "dog", "cow")
+        learned.nearest("CAT")
     with pytest.raises(DataError, match="the most frequent of"):
         learned.index_of("qqqqqqqqqqqqq")
     with pytest.raises(ConfigError, match="--top 0"):

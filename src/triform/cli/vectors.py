@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 vectors = new_group(
     "vectors",
     """
-    Train, query, evaluate and plot word vectors (word2vec).
+    Train, query and evaluate word vectors (word2vec).
 
     Examples:
         triform vectors train story.txt --out vectors.txt
@@ -116,31 +116,6 @@ def nearest(
     print_table([["word", "neighbour", "cosine"], *rows], align="llr")
 
 
-@vectors.command(cls=HelpCommand)
-def analogy(
-    file: VectorsArgument,
-    a: Annotated[str, argument("A", "Word, for example man.")],
-    b: Annotated[str, argument("B", "Word that is related to A, for example king.")],
-    c: Annotated[str, argument("C", "Word to complete, for example woman.")],
-    top: TopOption = 10,
-    json_: JsonOption = False,
-) -> None:
-    """Complete an analogy: A is to B as C is to which word?
-
-    Examples:
-        triform vectors analogy vectors.txt man king woman
-        triform vectors analogy vectors.txt man king woman --top 3 --json
-    """
-    from triform.vectors import WordVectors
-
-    neighbors = WordVectors.load(file).analogy(a, b, c, top)
-    if json_:
-        print_json(_neighbors_to_dicts(neighbors))
-        return
-    echo(f"{a} is to {b} as {c} is to:")
-    print_table([["word", "cosine"], *([word, f"{cosine:.4f}"] for word, cosine in neighbors)])
-
-
 def _neighbors_to_dicts(neighbors: list[tuple[str, float]]) -> list[dict[str, object]]:
     return [{"word": word, "cosine": cosine} for word, cosine in neighbors]
 
@@ -202,26 +177,3 @@ def _format_result_row(result: VectorEvaluation) -> list[str]:
     else:
         metrics_text = f"Spearman {metrics['spearman']:.4f}, Pearson {metrics['pearson']:.4f}"
     return [result.name, f"{result.n_covered:,}", f"{result.n_questions:,}", metrics_text]
-
-
-@vectors.command("map", cls=HelpCommand)
-def map_(
-    file: VectorsArgument,
-    words: Annotated[
-        list[str] | None,
-        argument("WORD", "Words to plot with their neighbours. The default is the most frequent words."),
-    ] = None,
-    max_words: Annotated[int, option(OUTPUT, "N", "Maximum number of words to plot.")] = 100,
-    out: Annotated[Path, option(OUTPUT, "FILE", "Picture to write: .png or .svg.")] = Path("map.png"),
-) -> None:
-    """Plot words by the first two principal components of their vectors.
-
-    Examples:
-        triform vectors map vectors.txt --out map.png
-        triform vectors map vectors.txt king queen --max-words 40
-    """
-    from triform.vectors import WordVectors
-    from triform.vectors.figure import draw_map
-
-    n_labelled = draw_map(WordVectors.load(file), out, words or (), max_words)
-    echo(f"map of {n_labelled} words: {out}")

@@ -184,25 +184,6 @@ class WordVectors:
         """
         return self._find_nearest(self.unit_vectors[self.index_of(word)], [self.index_of(word)], n)
 
-    def analogy(self, a: str, b: str, c: str, n: int = 10) -> list[tuple[str, float]]:
-        """Return the words that are to c as b is to a: those nearest to b - a + c, with unit vectors.
-
-        Args:
-            a: The first word of the known pair, such as "man".
-            b: The second word of the known pair, such as "king".
-            c: The first word of the other pair, such as "woman".
-            n: The number of answers.
-
-        Returns:
-            Words and their cosines, the nearest first. The three given words are left out.
-
-        Raises:
-            DataError: One of the words has no vector.
-        """
-        first, second, third = (self.index_of(word) for word in (a, b, c))
-        query = self.unit_vectors[second] - self.unit_vectors[first] + self.unit_vectors[third]
-        return self._find_nearest(query / (np.linalg.norm(query) or 1.0), [first, second, third], n)
-
     def _find_nearest(self, query: NDArray[np.float32], excluded: Sequence[int], n: int) -> list[tuple[str, float]]:
         if n < 1:
             raise ConfigError(f"--top {n} is too small: it must be at least 1")
