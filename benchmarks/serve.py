@@ -57,7 +57,7 @@ def make_request(client: int, index: int, n_new: int) -> ApiRequest:
     """Return one of three kinds of requests in turn, with texts of different lengths."""
     number = client + index
     if number % 3 == 0:
-        return ApiRequest("classify", "/classify", {"input": REVIEWS[number // 3 % 3], "model": "classify"})
+        return ApiRequest("classify", "/predict", {"inputs": REVIEWS[number // 3 % 3], "model": "classify"})
     if number % 3 == 1:
         body = {"prompt": PROMPTS[number // 3 % 3], "max_tokens": n_new, "temperature": 0.8, "seed": number}
         return ApiRequest("complete", "/v1/completions", {"model": "generate", **body})

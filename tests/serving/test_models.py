@@ -87,9 +87,7 @@ def test_the_only_model_of_a_task_needs_no_name(folder: Path) -> None:
 
 def test_a_model_for_another_task_names_the_route_to_use(folder: Path) -> None:
     registry = ModelRegistry(ServerOptions(runs={"only": folder / "reviews"}, device="cpu"))
-    expected = (
-        "model 'only' is for classify, and this route is for generate; use POST /predict, /classify or /embed"
-    )
+    expected = "model 'only' is for classify, and this route is for generate; use POST /predict or /embed"
     for name in ("only", ""):
         with pytest.raises(ApiError, match=expected):
             get(registry, name, task="generate")

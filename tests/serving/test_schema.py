@@ -96,7 +96,6 @@ EN_FR = {"source": "en", "target": "fr"}
     ("path", "parameter", "others"),
     [
         ("/predict", "inputs", {}),
-        ("/classify", "input", {}),
         ("/embed", "inputs", {}),
         ("/translate", "q", EN_FR),
         ("/detect", "q", {}),

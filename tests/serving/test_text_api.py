@@ -1,4 +1,4 @@
-"""Classification and embeddings in the dialects of text-embeddings-inference and vLLM.
+"""Classification and embeddings in the dialect of text-embeddings-inference.
 
 The requests are those in the documentation of these servers. `huggingface_hub.InferenceClient` is used where it
 fits.
@@ -90,25 +90,6 @@ def test_the_client_of_hugging_face_gets_vectors(address: str, run: triform.Run)
     assert normalized[0] == pytest.approx(vectors[0] / np.linalg.norm(vectors[0]), abs=1e-5)
 
 
-def test_classify_answers_as_vllm_does(client: TestClient, run: triform.Run) -> None:
-    body = client.post("/classify", json={"model": "reviews", "input": TEXTS}).json()
-    assert body["id"].startswith("classify-")
-    assert (body["object"], body["model"]) == ("list", "reviews")
-    for index, (text, result) in enumerate(zip(TEXTS, body["data"], strict=True)):
-        prediction = run.predict(text)[0]
-        assert prediction.probabilities is not None
-        assert result == {
-            "index": index,
-            "label": prediction.output,
-            "probs": pytest.approx(list(prediction.probabilities.values()), abs=1e-6),
-            "num_classes": 2,
-        }
-    n_tokens = sum(len(tokens) for tokens in run.task.tokenizer.encode_batch(TEXTS))
-    assert body["usage"]["prompt_tokens"] == body["usage"]["total_tokens"] >= n_tokens
-    (single,) = client.post("/classify", json={"input": TEXTS[0]}).json()["data"]
-    assert (single["index"], single["label"]) == (0, body["data"][0]["label"])
-
-
 @pytest.mark.parametrize("path", ["/predict", "/embed"])
 @pytest.mark.parametrize(
     ("body", "status", "message"),
@@ -155,15 +136,6 @@ def test_bad_input_is_refused_with_the_reason(
         ("/predict", {"inputs": [["a"]] * 5}, 413, "inputs: a request may have at most 4 texts, found 5"),
         ("/embed", {"inputs": ["a"] * 5}, 413, "inputs: a request may have at most 4 texts, found 5"),
         ("/embed", {"inputs": "a", "dimensions": 3}, 400, "unknown parameter: dimensions"),
-        ("/classify", {"input": ""}, 400, "input: a text is empty"),
-        (
-            "/classify",
-            {"input": "amber " * 1000},
-            400,
-            "to read only its beginning, send truncate_prompt_tokens=-1",
-        ),
-        ("/classify", {"input": [1, 2]}, 400, "input[0]: Expected `str`, got `int`"),
-        ("/classify", {"input": "a", "priority": 1}, 400, "unknown parameter: priority"),
     ],
 )
 def test_what_only_one_route_refuses(
@@ -171,15 +143,12 @@ def test_what_only_one_route_refuses(
 ) -> None:
     answer = client.post(path, json=body)
     assert answer.status_code == status
-    error = answer.json()["error"]
-    assert message in (error["message"] if path == "/classify" else error)
+    assert message in answer.json()["error"]
 
 
 def test_a_long_text_is_cut_on_request(client: TestClient, run: triform.Run) -> None:
     text = "amber " * 1000
     assert client.post("/predict", json={"inputs": text, "truncate": True}).json() == expected_labels(run, text)
-    answer = client.post("/classify", json={"input": text, "truncate_prompt_tokens": -1})
-    assert answer.json()["usage"]["prompt_tokens"] == run.config.data.max_len
 
 
 def test_one_of_several_models_is_chosen_in_the_body_or_after_the_question_mark(two_models: TestClient) -> None:
@@ -191,7 +160,6 @@ def test_one_of_several_models_is_chosen_in_the_body_or_after_the_question_mark(
     ]
     assert in_body[0] != in_body[1]
     assert two_models.post("/predict?model=second", json={"inputs": TEXTS[1]}).json() == in_body[1]
-    assert two_models.post("/classify?model=second", json={"input": TEXTS[1]}).json()["model"] == "second"
 
 
 def test_a_route_for_another_task_is_named(connect: Any, runs_folder: Path) -> None:

@@ -101,7 +101,7 @@ def serve(
     """Serve trained models over HTTP.
 
     Programs use the models with clients that they already have: language models in the way of OpenAI
-    (/v1/completions), classifiers in the way of text-embeddings-inference and vLLM (/predict, /classify, /embed),
+    (/v1/completions), classifiers in the way of text-embeddings-inference (/predict, /embed),
     translators in the way of LibreTranslate (/translate). /openapi.json describes all routes. Ctrl-C answers the
     running requests and stops the server.
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MAX_LOADED_MODELS = 4  # of a folder; runs that are served by name stay loaded
 MAX_SEARCHED_FOLDERS = 10_000  # in one search for runs
 ROUTES: dict[str, str] = {
-    "classify": "POST /predict, /classify or /embed",
+    "classify": "POST /predict or /embed",
     "generate": "POST /v1/completions",
     "translate": "POST /translate",
 }

@@ -1,10 +1,8 @@
-"""Classification and embeddings in the dialects of text-embeddings-inference and vLLM."""
+"""Classification and embeddings in the dialect of text-embeddings-inference."""
 
 from __future__ import annotations
 
 import math
-import secrets
-import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -44,44 +42,6 @@ class Label(msgspec.Struct, kw_only=True):
     label: str
 
 
-class ClassifyRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A text to classify, or several."""
-
-    input: Texts
-    model: str | None = None
-    truncate_prompt_tokens: Literal[-1] | None = None
-    user: str | None = None
-
-
-class Classification(msgspec.Struct, kw_only=True):
-    """The label of a text, and the probabilities of all labels."""
-
-    index: int
-    label: str
-    probs: list[float]
-    num_classes: int
-
-
-class ClassificationUsage(msgspec.Struct, kw_only=True):
-    """Numbers of tokens."""
-
-    prompt_tokens: int
-    total_tokens: int
-    completion_tokens: int = 0
-    prompt_tokens_details: None = None
-
-
-class ClassifyResponse(msgspec.Struct, kw_only=True):
-    """The classifications of all texts."""
-
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[Classification]
-    usage: ClassificationUsage
-
-
 class EmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Texts whose vectors are wanted."""
 
@@ -97,7 +57,7 @@ async def predict(call: Call) -> list[Label] | list[list[Label]]:
     body: PredictRequest = call.body
     texts, is_batch = parse_inputs(body.inputs)
     served = await get_classifier(call, body.model)
-    await count_tokens(call, served, texts, name="inputs", truncate=bool(body.truncate))
+    await check_texts(call, served, texts, truncate=bool(body.truncate))
     parameters = body.parameters or PredictParameters()
     if body.raw_scores or parameters.function_to_apply == "none":
         names = served.run.config.data.labels
@@ -129,38 +89,12 @@ def rank_labels(scores: Mapping[str, float]) -> list[Label]:
     return [Label(score=score, label=label) for label, score in sorted(scores.items(), key=lambda item: -item[1])]
 
 
-async def classify(call: Call) -> ClassifyResponse:
-    """Return the probabilities of all labels in their order."""
-    body: ClassifyRequest = call.body
-    texts = [body.input] if isinstance(body.input, str) else body.input
-    served = await get_classifier(call, body.model)
-    n_tokens = await count_tokens(
-        call, served, texts, name="input", truncate=body.truncate_prompt_tokens is not None, too_long_status=400
-    )
-    data = []
-    for index, prediction in enumerate(await served.worker.predict(texts)):
-        assert prediction.probabilities is not None
-        probabilities = list(prediction.probabilities.values())
-        data.append(
-            Classification(
-                index=index, label=prediction.output, probs=probabilities, num_classes=len(probabilities)
-            )
-        )
-    return ClassifyResponse(
-        id=f"classify-{secrets.token_hex(16)}",
-        created=int(time.time()),
-        model=served.name,
-        data=data,
-        usage=ClassificationUsage(prompt_tokens=n_tokens, total_tokens=n_tokens),
-    )
-
-
 async def embed(call: Call) -> list[list[float]]:
     """Return the pooled vector of each text."""
     body: EmbedRequest = call.body
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     served = await get_classifier(call, body.model)
-    await count_tokens(call, served, texts, name="inputs", truncate=bool(body.truncate))
+    await check_texts(call, served, texts, truncate=bool(body.truncate))
     vectors = await served.worker.embed(texts)
     return vectors if body.normalize is False else [normalize_vector(vector) for vector in vectors]
 
@@ -176,42 +110,28 @@ async def get_classifier(call: Call, model: str | None) -> ServedModel:
     return await call.server.models.get(model or call.query.get("model"), task="classify")
 
 
-async def count_tokens(
-    call: Call,
-    served: ServedModel,
-    texts: Sequence[str],
-    *,
-    name: str,
-    truncate: bool,
-    too_long_status: int = TOO_LONG_STATUS,
-) -> int:
-    """Return the number of tokens that the classifier reads.
-
-    Raises:
-        ApiError: There is no text or too many, one is empty, or one is too long and may not be cut.
-    """
+async def check_texts(call: Call, served: ServedModel, texts: Sequence[str], *, truncate: bool) -> None:
+    """Raise `ApiError` if there is no text or too many, one is empty, or one is too long and may not be cut."""
     max_queue = call.server.options.max_queue
     if not texts or not all(text.strip() for text in texts):
-        raise ApiError(400, f"{name}: a text is empty" if texts else f"{name}: there are no texts", param=name)
+        raise ApiError(400, "inputs: a text is empty" if texts else "inputs: there are no texts", param="inputs")
     if len(texts) > max_queue:
-        raise ApiError(
-            too_long_status, f"{name}: a request may have at most {max_queue} texts, found {len(texts)}", param=name
-        )
+        problem = f"inputs: a request may have at most {max_queue} texts, found {len(texts)}"
+        raise ApiError(TOO_LONG_STATUS, problem, param="inputs")
 
-    def count() -> list[int]:
+    def count() -> int:
         special = served.run.task.tokenizer.special_tokens
         n_special = len(special.before) + len(special.after)
-        return [len(tokens) + n_special for tokens in served.run.task.tokenizer.encode_batch(texts)]
+        return max(len(tokens) for tokens in served.run.task.tokenizer.encode_batch(texts)) + n_special
 
-    lengths, max_len = await call.server.encode(texts, count), served.run.config.data.max_len
-    if max(lengths) > max_len and not truncate:
+    longest, max_len = await call.server.encode(texts, count), served.run.config.data.max_len
+    if longest > max_len and not truncate:
         raise ApiError(
-            too_long_status,
-            f"{name}: a text has {max(lengths)} tokens, and this model reads at most {max_len}; to read only its "
-            f"beginning, send {'truncate=true' if name == 'inputs' else 'truncate_prompt_tokens=-1'}",
-            param=name,
+            TOO_LONG_STATUS,
+            f"inputs: a text has {longest} tokens, and this model reads at most {max_len}; to read only its "
+            "beginning, send truncate=true",
+            param="inputs",
         )
-    return sum(min(length, max_len) for length in lengths)
 
 
 MODEL_QUERY: dict[str, Any] = {"model": str}
@@ -224,16 +144,6 @@ ENDPOINTS = (
         summary="Classify texts, as text-embeddings-inference does.",
         request=PredictRequest,
         response=list[Label | list[Label]],
-        query=MODEL_QUERY,
-    ),
-    Endpoint(
-        method="POST",
-        path="/classify",
-        handler=classify,
-        dialect="openai",
-        summary="Classify texts, as vLLM does.",
-        request=ClassifyRequest,
-        response=ClassifyResponse,
         query=MODEL_QUERY,
     ),
     Endpoint(
