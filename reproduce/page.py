@@ -1,7 +1,8 @@
-"""Write the results page, `docs/results.md`, its pictures and the page of claims from the results."""
+"""Write the results page, `docs/results.md`, a page and a picture of each system, and the page of claims."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,22 +25,24 @@ from triform.errors import CheckpointError, DataError
 from triform.experiments.search.record import describe_choice, read_record
 from triform.formatting import metric_label
 
-FIGURES_FOLDER = "pictures"
+FIGURES_FOLDER, PAGES_FOLDER = "pictures", "results"  # relative to the results page
 CLAIMS_PAGE = "claims.md"
 INTRODUCTION = """# Results
 
 This page compares our results for every reference system with the reported figures and with baselines. Each system
-was trained with the reported settings and with better ones. Repeat a result with `python -m reproduce NAME`;
-[Reproducing the results](reproduce.md) explains how, and [Claims of the reports](claims.md) judges what the reports
-say. ± is half of the 95 % confidence interval of a mean over seeds. The verdict compares our mean with the best
-baseline of the metric: "no difference shown" means that the baseline lies within the interval.
+was trained with the reported settings and with better ones; a link of the table leads to its page. Repeat a result
+with `python -m reproduce NAME`; [Reproducing the results](reproduce.md) explains how, and
+[Claims of the reports](claims.md) judges what the reports say. ± is half of the 95 % confidence interval of a mean
+over seeds. The verdict compares our mean with the best baseline of the metric: "no difference shown" means that the
+baseline lies within the interval.
 """
-STUDIES_INTRODUCTION = "These studies have no reported figures; their sections contain the results:"
+STUDIES_INTRODUCTION = "These studies have no reported figures:"
 METHODS = """## How the results were obtained
 
 - `python -m reproduce NAME` trains a system and writes `reproduce/results/NAME.json`. `python -m reproduce tables`
-  writes this page from these files. A test writes the page again and compares it with this one.
-- Settings were chosen on validation data, and the test set was evaluated once for each seed. Each section lists
+  writes this page from these files. A test writes the page again and compares it with this one. A command that was
+  recorded as `triform reproduce NAME` is now `python -m reproduce NAME`.
+- Settings were chosen on validation data, and the test set was evaluated once for each seed. Each page lists
   every setting that was evaluated on the test set, as far as the results of earlier versions and our notes show.
 - Training time and cost are those of all seeds of a variant together. The cost is the time for which the device was
   in use, in hours; it includes validations and checkpoints. For an ensemble, they are those of its
@@ -52,7 +55,7 @@ METHODS = """## How the results were obtained
 
 
 def render_pages(results: Path) -> dict[str, str]:
-    """Return the page under the key "", and the page of claims and the pictures under paths relative to it."""
+    """Return the page under the key "", and the other pages and the pictures under paths relative to it."""
     results_by_name = {name: read_result(results, name) for name in SYSTEM_NAMES}
     parts = [
         INTRODUCTION.rstrip(),
@@ -60,17 +63,23 @@ def render_pages(results: Path) -> dict[str, str]:
         STUDIES_INTRODUCTION,
         study_links(load_systems(), {WHY: STUDY_TITLE}),
     ]
-    pictures: dict[str, str] = {}
+    others: dict[str, str] = {}
     for name, system in load_systems().items():
         system, result = with_searches(system, results / "search"), results_by_name[name]
         title, chart = _render_figure(system, result) if result else ("", "")
         path = f"{FIGURES_FOLDER}/{name}.svg"
-        parts.append(format_section(system, result, [f"![{title}]({path})"] if chart else [], collapsed=True))
-        pictures |= {path: chart} if chart else {}
+        section = format_section(system, result, [f"![{title}]({path})"] if chart else [], collapsed=True)
+        others |= {f"{PAGES_FOLDER}/{name}.md": _format_page(section), **({path: chart} if chart else {})}
     why_result = read_result(results, WHY)
-    parts += [why_section(why_result), METHODS.rstrip()]
-    claims_page = render_claims_page(results_by_name | {WHY: why_result})
-    return {"": "\n\n".join(parts) + "\n", CLAIMS_PAGE: claims_page, **pictures}
+    others[f"{PAGES_FOLDER}/{WHY}.md"] = _format_page(why_section(why_result))
+    others[CLAIMS_PAGE] = render_claims_page(results_by_name | {WHY: why_result})
+    return {"": "\n\n".join([*parts, METHODS.rstrip()]) + "\n", **others}
+
+
+def _format_page(section: str) -> str:
+    """Return a section as a page of its own, one folder below the results page."""
+    page = re.sub(r"^#(#+ )", r"\1", section, flags=re.MULTILINE)
+    return re.sub(r"\]\((?!https?:|#)", "](../", page) + "\n"
 
 
 def with_searches(system: ReferenceSystem, records: Path) -> ReferenceSystem:
@@ -110,7 +119,7 @@ def _render_figure(system: ReferenceSystem, result: ExperimentResult) -> tuple[s
 
 
 def write_results_page(results: Path, page: Path) -> Path:
-    """Write the page, its pictures, and the page of claims next to it.
+    """Write the page, the pages and pictures of the systems, and the page of claims.
 
     Raises:
         DataError: The folder contains no results. An existing page is not changed.

@@ -15,7 +15,7 @@ from reproduce.values import (
 )
 from triform.evaluation.statistics import summarise
 from triform.formatting import metric_info
-from triform.reporting.markdown import github_anchor, render_markdown_table
+from triform.reporting.markdown import render_markdown_table
 
 HEADER = ("system", "metric", "variant", "reported", "baseline", "ours", "verdict")
 N_TEXT_COLUMNS = 3
@@ -34,7 +34,7 @@ def summary_table(systems: Mapping[str, ReferenceSystem], results: Mapping[str, 
         result = results[name]
         if result and result["quick"]:
             result = None
-        link = f"[{name}](#{github_anchor(system.title)})"
+        link = f"[{name}](results/{name}.md)"
         for column in _summary_columns(system):
             title = column.title
             for variant in system.variants:
@@ -46,14 +46,14 @@ def summary_table(systems: Mapping[str, ReferenceSystem], results: Mapping[str, 
 
 
 def study_links(systems: Mapping[str, ReferenceSystem], more: Mapping[str, str]) -> str:
-    """Return a list of links to the sections of systems that have no reported figures.
+    """Return a list of links to the pages of systems that have no reported figures.
 
     Args:
         systems: The systems by their names.
-        more: The titles of further sections, by the names that `python -m reproduce` knows.
+        more: The titles of further pages, by the names that `python -m reproduce` knows.
     """
     titles = {name: system.title for name, system in systems.items() if not _summary_columns(system)}
-    lines = [f"- [{title}](#{github_anchor(title)}), `{name}`" for name, title in {**titles, **more}.items()]
+    lines = [f"- [{title}](results/{name}.md), `{name}`" for name, title in {**titles, **more}.items()]
     return "\n".join(lines)
 
 

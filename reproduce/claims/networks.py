@@ -119,7 +119,7 @@ def _assess_transformers(results: Results) -> Assessment:
         bullet_list(lines),
         verdict_from_counts(wins, losses, len(lines), "tasks"),
         "The models have equal numbers of parameters and equal training times. The Transformer is better on "
-        f"{tasks}. [Results](results.md#transformer-and-lstm-with-equal-parameters-and-training-time) lists the "
+        f"{tasks}. [Results](results/why-transformers.md) lists the "
         "limits of the comparison.",
     )
 

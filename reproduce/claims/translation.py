@@ -26,7 +26,7 @@ from triform.analysis.costs import Workload, estimate_costs
 from triform.config import DataSizes
 from triform.config.presets import preset
 from triform.evaluation.statistics import format_difference
-from triform.reporting.markdown import github_anchor, render_markdown_table
+from triform.reporting.markdown import render_markdown_table
 
 SYSTEM, FAILURE_SYSTEM = "ted-en-fr", "ted-set4-failure"
 SETS = ("set-1", "set-2", "set-3", "set-4")
@@ -128,7 +128,7 @@ def _assess_failure(results: Results) -> Assessment:
         f"norms, the learning rate and its schedule. These variants fail as reported: {causes}. "
         + ("" if "set-4" in failed else "Set 4 learns with other settings, so its size alone is not the cause. ")
         + "Each variant was trained for one epoch with one seed. "
-        f"[Results](results.md#{github_anchor(get_system(FAILURE_SYSTEM).title)}) describes each variant.",
+        f"[Results](results/{FAILURE_SYSTEM}.md) describes each variant.",
     )
 
 

@@ -24,7 +24,6 @@ from result_cases import make_result, make_variant_result
 
 from triform.config.settings import SETTING_TYPES
 from triform.errors import DataError
-from triform.reporting.markdown import github_anchor
 
 ROOT = Path(__file__).parents[2]
 
@@ -292,10 +291,10 @@ def test_the_summary_compares_a_reported_figure_with_ours_in_the_same_metric() -
 
 
 def test_what_was_not_run_is_said_with_the_command_that_runs_it() -> None:
-    page = render_pages(Path("nowhere"))[""]
-    for name, system in load_systems().items():
-        assert f"Not run yet: `python -m reproduce {name}`." in page
-        assert f"](#{github_anchor(system.title)})" in page
+    pages = render_pages(Path("nowhere"))
+    for name in load_systems():
+        assert f"Not run yet: `python -m reproduce {name}`." in pages[f"results/{name}.md"]
+        assert f"](results/{name}.md)" in pages[""]
 
 
 def test_a_missing_published_model_is_named_where_results_are_missing() -> None:
@@ -311,8 +310,9 @@ def test_the_page_and_its_pictures_are_written(tmp_path: Path) -> None:
         "speeches-lm", make_variant_result("best", "best", [perplexity_metrics(300.0, 381.0, 332.0)])
     )
     write_result(tmp_path / "results", result)
-    page = write_results_page(tmp_path / "results", tmp_path / "docs" / "results.md")
-    assert "![Loss over steps: speeches-lm](pictures/speeches-lm.svg)" in page.read_text()
+    write_results_page(tmp_path / "results", tmp_path / "docs" / "results.md")
+    page = (tmp_path / "docs" / "results" / "speeches-lm.md").read_text()
+    assert "![Loss over steps: speeches-lm](../pictures/speeches-lm.svg)" in page
     svg = (tmp_path / "docs" / "pictures" / "speeches-lm.svg").read_text()
     assert svg.startswith("<svg ")
     assert svg.count("<polyline") == 1
@@ -352,9 +352,9 @@ def test_metrics_by_length_are_drawn_as_means_over_the_lengths_that_were_evaluat
     runs = [losses(1.0, 2.0), losses(1.5, 3.0)]
     variants = [make_variant_result("none", "best", runs), make_variant_result("alibi", "best", runs[:1])]
     write_result(tmp_path / "results", make_result("positions-generate", *variants))
-    page = write_results_page(tmp_path / "results", tmp_path / "docs" / "results.md")
-    link = "![loss by length: positions-generate](pictures/positions-generate.svg)"
-    assert link in page.read_text(encoding="utf-8")
+    write_results_page(tmp_path / "results", tmp_path / "docs" / "results.md")
+    page = (tmp_path / "docs" / "results" / "positions-generate.md").read_text(encoding="utf-8")
+    assert "![loss by length: positions-generate](../pictures/positions-generate.svg)" in page
     svg = (tmp_path / "docs" / "pictures" / "positions-generate.svg").read_text(encoding="utf-8")
     assert "none: 2.5" in svg
     assert "alibi: 2<" in svg

@@ -105,7 +105,7 @@ def test_every_part_is_run_and_told(smoke_run: tuple[ReproduceOptions, dict[str,
         assert f"### {comparison.title}" in page
     assert page.count("**lstm**") == 9
     assert "| held-out loss by `train.lr` | 0.001 | 0.002 |" in page
-    assert format_section(result) in render_pages(options.results_folder)[""]
+    assert "This was a smoke run" in render_pages(options.results_folder)[f"results/{WHY_TRANSFORMERS}.md"]
 
 
 def test_what_judges_does_not_choose_the_rate(
@@ -190,7 +190,10 @@ def test_it_has_no_other_settings_and_says_when_it_was_not_run(tmp_path: Path) -
     with pytest.raises(ConfigError, match="--variant best"):
         why_transformers(ReproduceOptions(variant="best"))
     assert f"Not run yet: `python -m reproduce {WHY_TRANSFORMERS}`" in format_section(None)
-    assert f"Not run yet: `python -m reproduce {WHY_TRANSFORMERS}`" in render_pages(tmp_path)[""]
+    assert (
+        f"Not run yet: `python -m reproduce {WHY_TRANSFORMERS}`"
+        in render_pages(tmp_path)[f"results/{WHY_TRANSFORMERS}.md"]
+    )
 
 
 def test_a_part_that_waits_is_told_of(smoke_run: tuple[ReproduceOptions, dict[str, Any]]) -> None:
