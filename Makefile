@@ -15,7 +15,7 @@ SCHEMA := $(BIN)/check-jsonschema --quiet --builtin-schema vendor
 INPUTS ?= 20000
 SEED ?= 0
 
-.PHONY: demo docs test coverage fuzz bench pictures lint schemas types clean
+.PHONY: demo docs test test-fast coverage fuzz bench pictures lint schemas types clean
 
 demo: $(VENV)/.installed
 	@echo "== Training a classifier, a language model and a translator on built-in data (about 3 minutes)"
@@ -24,6 +24,10 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev lint types
 	@echo "== Running the tests"
 	@$(PYTEST)
+
+test-fast: $(VENV)/.installed-dev
+	@echo "== Running the tests that are not slow"
+	@$(PYTEST) -m "not slow"
 
 coverage: $(VENV)/.installed-dev
 	@echo "== Running the tests and counting the lines that they run (somewhat longer than make test)"

@@ -20,22 +20,25 @@ gc.set_threshold(50_000)
 # A process builds the tree of commands once, which takes 0.1 seconds; the tests run hundreds of commands in one.
 typer.main.get_command = cache(typer.main.get_command)
 
-# The files that take longest. They are started first, so that no worker is left alone with one of them at the end.
-LONG_FILES = (
+# Tests that start browsers, servers, databases or groups of processes, and others that take long. `make test-fast`
+# leaves them out (`-m "not slow"`). They are started first, so that no worker is left alone with one at the end.
+SLOW = (
     "cli/test_docs_commands.py",
     "reproduce/test_systems.py",
     "test_benchmarks.py",
-    "distributed/test_sharded_runs.py",
-    "distributed/test_faults.py",
+    "distributed",
     "training/test_resume.py",
-    "distributed/test_same_weights.py",
     "sklearn_/test_estimator_checks.py",
     "scratch/test_scratch_training.py",
     "generation/test_continuous_batching.py",
     "experiments/search/test_search_workers.py",
-    "serving/browser/test_runs_tabs.py",
+    "serving/browser",
+    "explain/test_page_browser.py",
+    "test_transformer_figures.py",
     "test_packaging.py",
-    "fuzz/test_fuzz.py",
+    "test_site.py",
+    "fuzz",
+    "notebooks",
 )
 
 try:
@@ -50,10 +53,17 @@ else:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the long files; the others keep their order (`--no-loadscope-reorder` preserves it)."""
+    """Mark the slow tests and start with them. `--no-loadscope-reorder` preserves this order."""
     folder = Path(__file__).parent
-    ranks = {folder / name: rank for rank, name in enumerate(LONG_FILES)}
-    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+    ranks = {folder / name: rank for rank, name in enumerate(SLOW)}
+
+    def rank(item: pytest.Item) -> int:
+        return next((ranks[path] for path in (item.path, *item.path.parents) if path in ranks), len(ranks))
+
+    for item in items:
+        if rank(item) < len(ranks):
+            item.add_marker("slow")
+    items.sort(key=rank)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from benchmarks import distributed, scaling, timing
+from benchmarks import distributed, timing
 from benchmarks.__main__ import find_benchmarks
 from benchmarks.__main__ import main as front_door
 from benchmarks.report import format_ratio
@@ -63,8 +63,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def warm_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Benchmarks start processes that have imported torch, and may be the only process of a group themselves."""
     run = partial(run_python, log_file=tmp_path / "log.txt")
-    for module in (distributed, scaling):
-        monkeypatch.setattr(module, "subprocess", SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL))
+    monkeypatch.setattr(distributed, "subprocess", SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL))
     for name in distributed.SINGLE_PROCESS_VARIABLES:
         monkeypatch.setenv(name, "")  # so that it is removed at the end
         del os.environ[name]
