@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import typer
-from reproduce.systems import match_systems
+from reproduce.systems import WHY_TRANSFORMERS, match_systems
 
 from triform.cli.main import app
 from triform.config.presets import SIZE_PRESETS, SYSTEM_PRESETS
@@ -225,7 +225,7 @@ def test_the_other_commands_of_a_page_name_what_exists(page: str) -> None:
             case ["python", "-m", "benchmarks", *_] | ["python", "-m", "doctest", *_]:
                 pass
             case ["python", "-m", "reproduce", name, *_]:  # tests/reproduce runs it with --smoke
-                assert name in ("list", "tables") or match_systems(name), command
+                assert name in ("list", "tables", WHY_TRANSFORMERS) or match_systems(name), command
             case ["python", "-m", module, *_] if module.startswith("benchmarks."):
                 assert (ROOT / f"{module.replace('.', '/')}.py").exists(), command
             case ["python", "-m", "pip", *_]:
