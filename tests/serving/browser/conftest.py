@@ -83,7 +83,7 @@ def open_tab(browser: Browser, start_studio: StartStudio) -> Iterator[OpenTab]:
 
         tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light")
         tabs.append(tab)
-        tab.set_default_timeout(60_000)  # the machine may be busy
+        tab.set_default_timeout(240_000)  # the machine may be busy
         tab.on("console", check_message)
         tab.on("pageerror", lambda error: complaints.append(f"error: {error}"))
         tab.on(

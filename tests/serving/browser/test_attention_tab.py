@@ -196,7 +196,7 @@ def test_a_run_without_recorded_samples_has_examples_of_its_validation_data(stud
     tab = open_tab(studio, "#/attention?run=reviews")
     tab.route("**/api/runs/reviews", lambda route: route.fulfill(json={"samples": []}))
     tab.click("#example")
-    expect(tab.locator("#attention-text")).not_to_have_value("", timeout=60_000)
+    expect(tab.locator("#attention-text")).not_to_have_value("", timeout=240_000)
     assert tab.inner_text("#example") == "Example"
 
 
