@@ -147,7 +147,7 @@ def test_the_list_names_every_benchmark_with_one_line_each() -> None:
 
 def test_an_unknown_benchmark_is_answered_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert front_door(["wings"]) == 2
-    assert "no benchmark 'wings'; choose from attention, audit, classify" in capsys.readouterr().err
+    assert f"no benchmark 'wings'; choose from {', '.join(find_benchmarks())}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [("start", "--quick"), ("audit", "--quick"), ("all", "--quick")])
@@ -171,7 +171,7 @@ def test_all_runs_each_in_its_own_process_and_says_which_failed(
 
     monkeypatch.setattr("benchmarks.__main__.subprocess.run", run)
     assert front_door(["all", "--smoke", "--device", "cpu", "--json", str(tmp_path)]) == 1
-    assert calls[0] == ["attention", "--smoke", "--device", "cpu", "--json", str(tmp_path / "attention.json")]
+    assert ["attention", "--smoke", "--device", "cpu", "--json", str(tmp_path / "attention.json")] in calls
     assert [arguments[0] for arguments in calls] == list(find_benchmarks())
     captured = capsys.readouterr()
     assert f"figures as JSON: {tmp_path}/" in captured.out
