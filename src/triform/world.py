@@ -331,7 +331,7 @@ def _kill_torchrun() -> None:
     about 15 minutes, and no other signal interrupts that.
     """
     n_restarts, max_restarts = (
-        int(os.environ.get(f"TORCHELASTIC_{name}", "0")) for name in ("RESTART_COUNT", "MAX_RESTARTS")
+        int(os.environ.get(name, "0")) for name in ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
     )
     with suppress(OSError):  # there is no /proc on other systems than Linux
         arguments = Path(f"/proc/{os.getppid()}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")

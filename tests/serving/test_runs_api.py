@@ -110,7 +110,7 @@ def test_training_that_diverges_leaves_a_failed_run_with_its_reason(data_folder:
     ("damage", "message"),
     [
         (lambda folder: (folder / "config.toml").write_text("task = ", encoding="utf-8"), "damaged"),
-        (lambda folder: (folder / "config.toml").write_text("format = 99\n", encoding="utf-8"), "newer"),
+        (lambda folder: (folder / "config.toml").write_text("format = 99\n", encoding="utf-8"), "run format 99"),
         (lambda folder: (folder / "config.toml").write_bytes(b"\xff\xfe"), "damaged"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
     ],

@@ -18,7 +18,7 @@ import numpy as np
 from triform import scratch
 
 FOLDER = Path(__file__).parent
-RESULTS = FOLDER.parents[2] / "results" / "long-range.json"
+RESULTS = FOLDER.parents[2] / "reproduce" / "results" / "long-range.json"
 SENTENCE = "Ada found a red bell near the mill. She took it home."
 PREFIX = "window.transformerSteps = "
 GROUPS = {

@@ -45,6 +45,12 @@ class WarmJob:
     def poll(self) -> int | None:
         return self.process.exitcode
 
+    def wait(self) -> None:
+        self.process.join()
+
+    def kill(self) -> None:
+        self.process.kill()
+
 
 @pytest.fixture
 def reviews(tmp_path: Path) -> Path:
