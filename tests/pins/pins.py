@@ -321,7 +321,10 @@ CHECKPOINTS = ("**/checkpoints/step-*", "**/checkpoints/step-*")
 # the new tree has no such item. A difference is printed with the name of its item, for example
 # `settings/train.lr/value`, `events/rotary/metrics.jsonl/valid/0/loss`, `answers/rotary/1/0/output` or
 # `tensors/rotary/model.safetensors/final_norm.weight`.
-ITEMS: tuple[tuple[str, str | None], ...] = ()
+ITEMS: tuple[tuple[str, str | None], ...] = (
+    (r"^settings/(data\.bidirectional|data\.bidirectional_tag|train\.mixup|train\.swa_fraction)/.*", None),
+    (r"^settings/decode\.draft_tokens/.*", None),
+)
 # Items that only the new tree has.
 NEW_ITEMS: tuple[str, ...] = ()
 # Groups of tensors without common names: a pattern for the old tree, and one for the new tree. Their contents are
